@@ -1,0 +1,75 @@
+"""The verb table of the command line, and how an error leaves it. Each verb's file imports what is heavy inside."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from heedful import __version__
+from heedful.cli.chat import chat
+from heedful.cli.cost import cost
+from heedful.cli.doctor import doctor
+from heedful.cli.generate import generate
+from heedful.cli.models import models_app
+from heedful.cli.pull import pull
+from heedful.cli.show import show
+from heedful.errors import HeedfulError
+
+app = typer.Typer(
+    name="heedful",
+    help="Attention, spent with care: run language models on this machine and see what every token costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(chat)
+app.command()(cost)
+app.command()(show)
+app.command()(pull)
+app.add_typer(models_app, name="models")
+app.command()(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"heedful {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit status: 2 for bad usage, 1 for other errors, 130 after Ctrl-C."""
+    try:
+        result = app(args=list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except HeedfulError as error:
+        print(f"heedful: {error.message}", file=sys.stderr)
+        if error.remedy:
+            print(f"  {error.remedy}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (KeyboardInterrupt, typer.Abort):
+        print(file=sys.stderr)
+        return INTERRUPTED

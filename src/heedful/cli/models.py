@@ -1,0 +1,117 @@
+"""`heedful models`: what is in the cache and what could be, `remove` and `path`. The cache itself is not here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from heedful.weights.model_cache import CachedModel
+
+app = typer.Typer(help="List the models that are here or can be fetched; remove them; print their paths.")
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One line of the list; its fields are those of `--json`."""
+
+    name: str
+    kind: str | None
+    """chat, base or encoder; None for models that are not aliases of ours."""
+    size_bytes: int
+    licence: str | None
+    fetched: bool
+    damaged: bool
+    source: str
+    path: str | None
+
+    @property
+    def state(self) -> str:
+        return "damaged" if self.damaged else "fetched" if self.fetched else "not fetched"
+
+
+@app.callback(invoke_without_command=True)
+def models(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False
+) -> None:
+    """List the models that are here or can be fetched by an alias."""
+    if context.invoked_subcommand is not None:
+        return
+    rows = model_rows()
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _print_table(rows)
+
+
+@app.command("remove")
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As `heedful models` shows them.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")] = False,
+) -> None:
+    """Delete fetched models from the cache."""
+    from heedful.errors import UsageError
+    from heedful.weights.progress import bytes_text
+    from heedful.weights.sources import remove_model
+
+    if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("nobody is here to confirm the removal", "Add -y to remove without a question.")
+    for name in names:
+        if not yes and not typer.confirm(f"Remove {name}?", err=True):
+            continue
+        typer.echo(f"removed {name} ({bytes_text(remove_model(name).record.size_bytes)})")
+
+
+@app.command("path")
+def path(name: Annotated[str, typer.Argument(metavar="NAME", help="An alias or any other name of a model.")]) -> None:
+    """Print where a fetched model lies, for scripts."""
+    from heedful.weights.sources import resolve
+
+    typer.echo(resolve(name, offline=True).path)
+
+
+def model_rows() -> list[ModelRow]:
+    """Our aliases, fetched or not, then what else is in the cache."""
+    from heedful.weights.sources import ALIASES, list_models
+
+    cached = {model.record.name: model for model in list_models()}
+    missing = [
+        ModelRow(alias.name, alias.kind, alias.size_bytes, alias.licence, False, False, str(alias), None)
+        for alias in ALIASES.values()
+        if alias.name not in cached
+    ]
+    order = list(ALIASES)
+    rows = [*missing, *(_cached_row(model) for model in cached.values())]
+    return sorted(rows, key=lambda row: (order.index(row.name) if row.name in ALIASES else len(order), row.name))
+
+
+def _cached_row(model: CachedModel) -> ModelRow:
+    from heedful.weights.sources import ALIASES
+
+    record = model.record
+    alias = ALIASES.get(record.name)
+    damaged = model.damaged_file is not None
+    kind = alias.kind if alias else None
+    path = str(model.path)
+    return ModelRow(record.name, kind, record.size_bytes, record.licence, True, damaged, record.source, path)
+
+
+def _print_table(rows: list[ModelRow]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from heedful.weights.progress import bytes_text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "kind", "size", "licence", "state"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    table.add_column("path", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, row.kind, bytes_text(row.size_bytes), row.licence, row.state, row.path)
+    # A pipe has no width: every row stays on its line there.
+    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console.print(table)

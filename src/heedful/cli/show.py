@@ -1,0 +1,88 @@
+"""`heedful show`: what a model is made of, and what a token of it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.weights.source_names import default_model
+
+if TYPE_CHECKING:
+    from heedful.models.config import ModelConfig
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="Alias, path, hf:org/name or wheel:…")] = default_model,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show a model's config, its size, the memory that 1,000 tokens take, and the visits that one token makes."""
+    from heedful.weights.load import load_config
+    from heedful.weights.sources import resolve
+
+    found = resolve(model)
+    facts = _facts(model, found.path, found.licence, load_config(found.path))
+    if json_output:
+        print(json.dumps(facts))
+        return
+    _print_table(facts)
+
+
+def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> dict[str, Any]:
+    from heedful.cost.formulas import KV_FORMATS, Shape, decode_cost
+    from heedful.cost.meter import windows_in_words
+
+    rows = 2 * config.num_kv_heads * config.num_layers  # of one token: K and V of every KV head of every layer
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    weights = config.linear_weights + config.head_weights * (1 if config.tied_head else 2)
+    contexts = sorted({1024, min(8192, config.context_len), config.context_len})
+    return {
+        "model": name,
+        "path": str(path),
+        "licence": licence,
+        "family": config.family,
+        "layers": config.num_layers,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden": config.hidden_size,
+        "intermediate": config.intermediate_size,
+        "vocabulary": config.vocab_size,
+        "context": config.context_len,
+        "windows": windows_in_words(config.windows),
+        "weights": weights,
+        "file_bytes": sum(p.stat().st_size for p in files),
+        "memory_bytes": 4 * weights,
+        "kv_bytes_per_1000_tokens": {k: 1000 * rows * row_bytes(config.head_dim) for k, row_bytes in KV_FORMATS.items()},
+        "visits_per_token": {
+            str(context): decode_cost(Shape.from_config(config), context).visits
+            for context in contexts
+            if context <= config.context_len
+        },
+    }
+
+
+def _print_table(facts: dict[str, Any]) -> None:
+    from heedful.cost.receipt import human
+
+    kv = facts["kv_bytes_per_1000_tokens"]
+    windows = ", ".join(f"{count} × {window}" for window, count in facts["windows"].items())
+    rows = [
+        ("model", f"{facts['model']} ({facts['family']})"),
+        ("path", facts["path"]),
+        ("licence", facts["licence"] or "not stated"),
+        ("layers", f"{facts['layers']} (attention window: {windows})"),
+        ("heads", f"{facts['heads']} query, {facts['kv_heads']} KV, {facts['head_dim']} channels each"),
+        ("hidden, MLP", f"{facts['hidden']:,}, {facts['intermediate']:,}"),
+        ("vocabulary", f"{facts['vocabulary']:,}"),
+        ("context", f"{facts['context']:,} tokens"),
+        ("weights", f"{human(facts['weights'])}, {human(facts['file_bytes'])}B on disk, "
+                    f"{human(facts['memory_bytes'])}B in memory (float32)"),
+        ("KV of 1,000 tokens", ", ".join(f"{human(size)}B {name}" for name, size in kv.items())),
+        *((f"visits at {int(n):,}", f"{visits:,} a token") for n, visits in facts["visits_per_token"].items()),
+    ]  # fmt: skip
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        print(f"{label:<{width}}  {value}")

@@ -1,0 +1,118 @@
+"""The receipt: the cost record of one request. Its JSON names are public and stable (docs/cost.md says what each means).
+
+`visits.dense == visits.total + sum(visits.saved)`, exactly. Seconds are wall time; energy names its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heedful.cost.energy import Energy
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Visits that dense attention without reuse would have made and this request did not, by what saved them."""
+
+    window: int = 0
+    pages: int = 0
+    prefix: int = 0
+
+
+@dataclass(frozen=True)
+class Visits:
+    prefill: int
+    decode: int
+    total: int
+    dense: int
+    saved: Saved
+
+
+@dataclass(frozen=True)
+class KVTraffic:
+    format: str
+    bytes_read: int
+    bytes_written: int
+    bytes_held_peak: int
+    rows_read: int
+
+
+@dataclass(frozen=True)
+class WeightTraffic:
+    bytes_read: int
+
+
+@dataclass(frozen=True)
+class Flops:
+    linear: int
+    attention: int
+    selection: int = 0
+
+
+@dataclass(frozen=True)
+class Seconds:
+    queue: float
+    prefill: float
+    decode: float
+    first_token: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Receipt:
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    policy: dict[str, Any]
+    visits: Visits
+    kv: KVTraffic
+    weights: WeightTraffic
+    flops: Flops
+    seconds: Seconds
+    energy: Energy
+    quality: None = None
+    """Measured quality of a policy that changes the output; the policies here change none."""
+
+    @property
+    def tokens_per_second(self) -> dict[str, float | None]:
+        """Prefill: prompt tokens that were computed; decode: tokens after the first."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return {
+            "prefill": _rate(computed, self.seconds.prefill),
+            "decode": _rate(self.output_tokens - 1, self.seconds.decode),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        fields = asdict(self)
+        quality = fields.pop("quality")
+        energy = fields.pop("energy")
+        return {**fields, "tokens_per_second": self.tokens_per_second, "energy": energy, "quality": quality}
+
+    def line(self) -> str:
+        """One line for a terminal."""
+        decode, e = self.tokens_per_second["decode"], self.energy
+        interval = f" ({e.source} {e.low:.2g}–{e.high:.2g})" if e.source == "estimated" else f" ({e.source})"
+        return " · ".join((
+            f"{self.prompt_tokens:,} in ({self.cached_tokens:,} cached)",
+            f"{self.output_tokens:,} out",
+            *([f"{decode:.0f} tok/s"] if decode else []),
+            f"{human(self.visits.total)} visits of {human(self.visits.dense)} dense",
+            f"KV {human(self.kv.bytes_held_peak)}B {self.kv.format}",
+            f"~{e.joules:.2g} J{interval}",
+        ))  # fmt: skip
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def human(number: float) -> str:
+    """1234567 → '1.2 M'. Decimal thousands, two significant digits."""
+    for unit in ("", "k", "M", "G", "T"):
+        if number < 999.5:
+            return f"{number:.0f} {unit}" if number >= 99.5 or unit == "" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.0f} P"

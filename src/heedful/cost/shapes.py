@@ -1,0 +1,108 @@
+"""The numbers that people know of a model, some of them unknown, and those of the models that heedful has aliases for.
+
+Turns them into the `Shape` that formulas.py counts with. Reads no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heedful.cost.formulas import Shape
+from heedful.models.config import ModelConfig
+
+WindowRuns = tuple[tuple[int | None, int], ...]
+"""(window, number of layers in a row that have it), in layer order; repeated until all layers have one."""
+
+FULL: WindowRuns = ((None, 1),)
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes in channels, lengths in tokens; None: unknown."""
+
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    vocab: int | None = None
+    context_len: int | None = None
+    windows: WindowRuns = FULL
+    gated_mlp: bool = True
+    """Three matrices in the MLP, not two."""
+    causal: bool = True
+
+    @staticmethod
+    def from_config(config: ModelConfig) -> Dimensions:
+        return Dimensions(
+            layers=config.num_layers,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            vocab=config.vocab_size,
+            context_len=config.context_len,
+            windows=tuple((window, 1) for window in config.windows),
+            gated_mlp=config.gated_mlp,
+        )
+
+    def shape(self) -> Shape:
+        assert self.layers is not None and self.heads is not None, self
+        return Shape(
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            windows=_count_windows(self.windows, self.layers),
+            linear_weights=self._linear_weights,
+            head_weights=self._head_weights if self.causal else 0,
+            causal=self.causal,
+        )
+
+    @property
+    def _linear_weights(self) -> int | None:
+        """As `ModelConfig.linear_weights`, which needs every number."""
+        if None in (self.layers, self.heads, self.kv_heads, self.head_dim, self.hidden, self.intermediate):
+            return None
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        mlp = self.hidden * self.intermediate * (3 if self.gated_mlp else 2)
+        return self.layers * (attention + mlp)
+
+    @property
+    def _head_weights(self) -> int | None:
+        return None if self.vocab is None or self.hidden is None else self.vocab * self.hidden
+
+
+def local_global(window: int, local_per_global: int, causal: bool) -> WindowRuns:
+    """Decoders (Gemma) end each run of local layers with a global one, encoders (ModernBERT) begin with it."""
+    local, full = (window, local_per_global), (None, 1)
+    return (local, full) if causal else (full, local)
+
+
+def _count_windows(runs: WindowRuns, layers: int) -> WindowRuns:
+    """(window, layers that have it) after repeating `runs` over all layers."""
+    rounds, rest = divmod(layers, sum(count for _, count in runs))
+    totals: dict[int | None, int] = {}
+    for window, count in runs:
+        extra = min(count, rest)
+        rest -= extra
+        totals[window] = totals.get(window, 0) + rounds * count + extra
+    return tuple((window, count) for window, count in totals.items() if count)
+
+
+KNOWN: dict[str, Dimensions] = {
+    "smollm2": Dimensions(
+        layers=30, heads=9, kv_heads=3, head_dim=64, hidden=576, intermediate=1536, vocab=49152, context_len=8192
+    ),
+    "gemma3-270m": Dimensions(
+        layers=18, heads=4, kv_heads=1, head_dim=256, hidden=640, intermediate=2048, vocab=262144, context_len=32768,
+        windows=local_global(512, 5, causal=True),
+    ),
+    "minilm": Dimensions(
+        layers=6, heads=12, kv_heads=12, head_dim=32, hidden=384, intermediate=1536, vocab=30522, context_len=512,
+        gated_mlp=False, causal=False,
+    ),
+}  # fmt: skip
+"""By alias, from each model's config.json."""

@@ -1,0 +1,123 @@
+"""Token ids in, token ids out, for any number of sequences at once. Knows no text; llm.py adds that.
+
+    sequence = engine.add(request)
+    while sequence.finish is None:
+        engine.step()
+    receipt = engine.receipt(sequence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from time import perf_counter
+
+from heedful.cost.energy import Energy, EnergyMeter
+from heedful.cost.formulas import KV_FORMATS
+from heedful.cost.meter import Meter, weight_shares
+from heedful.cost.receipt import Receipt
+from heedful.engine.runner import Runner
+from heedful.engine.scheduler import Scheduler
+from heedful.errors import BadParameter, ContextOverflow
+from heedful.request import Batch, Finish, Request, Sequence
+from heedful.sampling.sampler import Sampled, Sampler
+
+
+@dataclass(frozen=True)
+class NewToken:
+    sequence: Sequence
+    sampled: Sampled
+
+
+@dataclass
+class _Running:
+    sampler: Sampler
+    meter: Meter
+    max_tokens: int
+
+
+class Engine:
+    """`context_len` bounds prompt and answer together; `eos_ids` end an answer and are not part of it."""
+
+    def __init__(self, runner: Runner, *, model_name: str, context_len: int, eos_ids: Collection[int]) -> None:
+        self.runner = runner
+        self.model_name = model_name
+        self.context_len = context_len
+        self.eos_ids = frozenset(eos_ids)
+        self.scheduler = Scheduler(runner.cache)
+        self._state: dict[Sequence, _Running] = {}
+        self._energy = EnergyMeter()
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. Raises BadParameter, ContextOverflow or CacheFull when it can never be answered."""
+        prompt, vocab_size = request.prompt_ids, self.runner.config.vocab_size
+        if not prompt:
+            raise BadParameter("prompt", "has no tokens", "Give at least one character.")
+        if bad := [token for token in prompt if not 0 <= token < vocab_size]:
+            raise BadParameter("prompt", f"token id {bad[0]} is not in the vocabulary of {vocab_size:,}")
+        if len(prompt) > self.context_len:
+            raise ContextOverflow(len(prompt), self.context_len)
+        # the last token of an answer is never fed back, so it needs no slot
+        room = self.context_len - len(prompt) + 1
+        max_tokens = min(request.sampling.max_tokens or room, room)
+        sequence = Sequence(request, list(prompt))
+        sampler = Sampler(request.sampling, prompt, vocab_size)
+        self.scheduler.add(sequence, longest=len(prompt) + max_tokens - 1)
+        self._state[sequence] = _Running(sampler, Meter(sequence), max_tokens)
+        return sequence
+
+    def step(self) -> list[NewToken]:
+        """Schedule, run, count, sample. Returns the tokens that this step produced, end-of-text ids left out."""
+        batch = self.scheduler.schedule()
+        if not batch.chunks:
+            return []
+        began = perf_counter()
+        for chunk in batch.chunks:
+            meter = self._state[chunk.sequence].meter
+            meter.started = began if meter.started is None else meter.started
+        reading = self._energy.start()
+        logits = self.runner.run(batch)
+        self._count(batch, self._energy.read(reading))
+        ending = [chunk.sequence for chunk in batch.chunks if chunk.reaches_end]
+        for chunk in batch.chunks:
+            chunk.sequence.cached_len = chunk.end
+        sampled = [self._state[sequence].sampler.sample(row) for sequence, row in zip(ending, logits, strict=True)]
+        pairs = zip(ending, sampled, strict=True)
+        return [token for sequence, choice in pairs if (token := self._commit(sequence, choice)) is not None]
+
+    def end(self, sequence: Sequence, finish: Finish) -> None:
+        """Finish a sequence now: abort it, or end it for a reason that lies outside (a stop string). Idempotent."""
+        if sequence.finish is None:
+            sequence.finish = finish
+            self._state[sequence].meter.ended = perf_counter()
+            self.scheduler.remove(sequence)
+
+    def receipt(self, sequence: Sequence) -> Receipt:
+        """The cost of a finished sequence; the engine forgets it, so ask once."""
+        assert sequence.finish is not None, "the sequence is still running"
+        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config)
+
+    def _count(self, batch: Batch, energy: Energy) -> None:
+        config, cache = self.runner.config, self.runner.cache
+        weight_bytes = weight_shares(batch, self.runner.facts)
+        read = []
+        for chunk, share in zip(batch.chunks, weight_bytes, strict=True):
+            meter = self._state[chunk.sequence].meter
+            before = meter.rows_read
+            meter.count(chunk, config, cache.held_bytes(chunk.sequence), share)
+            row_bytes = KV_FORMATS[chunk.sequence.request.policy.kv_format](config.head_dim)
+            read.append(share + (meter.rows_read - before) * row_bytes)
+        for chunk, mine in zip(batch.chunks, read, strict=True):
+            self._state[chunk.sequence].meter.add_energy(energy, mine / sum(read))
+
+    def _commit(self, sequence: Sequence, sampled: Sampled) -> NewToken | None:
+        state = self._state[sequence]
+        if state.meter.first_token is None:
+            state.meter.first_token = perf_counter()
+        if sampled.token_id in self.eos_ids and not sequence.request.sampling.ignore_eos:
+            self.end(sequence, Finish.STOP)
+            return None
+        sequence.token_ids.append(sampled.token_id)
+        if sequence.output_len == state.max_tokens:
+            self.end(sequence, Finish.LENGTH)
+        return NewToken(sequence, sampled)

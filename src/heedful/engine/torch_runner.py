@@ -1,0 +1,129 @@
+"""The plain runner: calls the model file with PyTorch. It defines what every other runner must compute.
+
+Weights are dequantized to float32 at load: 4 bytes a weight in memory and per step, 6.4 times what Q4_1 holds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from heedful.cache.pages import PAGE_LEN, KVCache, slots
+from heedful.cost.meter import RunnerFacts
+from heedful.errors import UnsupportedModel
+from heedful.kernels.attention import attention, causal_bias
+from heedful.models.config import ModelConfig
+from heedful.models.decoder import Decoder
+from heedful.request import Batch, Chunk, KeySpan
+from heedful.weights.names import Weights
+
+
+class TorchRunner:
+    def __init__(self, config: ModelConfig, weights: Weights, *, capacity_tokens: int, threads: int) -> None:
+        """`capacity_tokens`: how many tokens' K and V fit. Sets PyTorch's thread count for the whole process."""
+        torch.set_num_threads(threads)
+        self.threads = threads
+        self.config = config
+        self.decoder = build_decoder(config, weights)
+        self.cache = KVCache(
+            config.windows, config.num_kv_heads, config.head_dim, capacity_tokens=capacity_tokens
+        )  # fmt: skip
+        self.facts = RunnerFacts(linear_bytes=4 * config.linear_weights, head_bytes=4 * config.head_weights)
+        self._rows = {
+            layer: (_as_rows(pool.keys[layer]), _as_rows(pool.values[layer]))
+            for pool in self.cache.pools
+            for layer in pool.group.layers
+        }
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
+        positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
+        attend = PagedAttend(batch, self._rows)
+        hidden = self.decoder(torch.tensor(token_ids), torch.tensor(positions), attend)
+        ends = np.cumsum([chunk.end - chunk.start for chunk in batch.chunks]) - 1
+        wanted = [int(end) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.reaches_end]
+        if not wanted:
+            return np.empty((0, self.config.vocab_size), dtype=np.float32)
+        return self.decoder.logits(hidden[wanted]).numpy()  # type: ignore[no-any-return]
+
+
+class PagedAttend:
+    """The attend of one step: stores each chunk's new rows in its pages, then reads what its span allows."""
+
+    def __init__(self, batch: Batch, rows: dict[int, tuple[Tensor, Tensor]]) -> None:
+        """`rows`: keys and values of each layer, (num_pages · PAGE_LEN, K, D), shared with the cache's pages."""
+        self._rows = rows
+        self._lengths = [chunk.end - chunk.start for chunk in batch.chunks]
+        self._steps: dict[int, list[_SpanRows]] = {}
+        for chunk in batch.chunks:
+            self._add(chunk)
+
+    def _add(self, chunk: Chunk) -> None:
+        for span in chunk.spans:
+            step = _SpanRows(span)
+            for layer in span.layers:
+                self._steps.setdefault(layer, []).append(step)
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
+    ) -> Tensor:
+        keys, values = self._rows[layer]
+        outs = []
+        parts = zip(
+            self._steps[layer], q.split(self._lengths), k.split(self._lengths), v.split(self._lengths), strict=True
+        )
+        for step, q_part, k_part, v_part in parts:
+            keys[step.new] = k_part
+            values[step.new] = v_part
+            out = attention(q_part, keys[step.read], values[step.read], step.bias, scale=scale, softcap=softcap)
+            outs.append(out)
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+class _SpanRows:
+    """A span as row indices: a slice where its pages follow one another (a view, no copy), else a list of rows."""
+
+    def __init__(self, span: KeySpan) -> None:
+        self.new = _index(slots(span))
+        keys = KeySpan(span.layers, span.window, span.first_key, span.first_key, span.end, span.pages, span.first_page)
+        self.read = _index(slots(keys))
+        count = span.end - span.first_key
+        self.bias = causal_bias(span.start, span.end - span.start, span.first_key, count, span.window)
+
+
+def _index(rows: npt.NDArray[np.int64]) -> slice | Tensor:
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
+        return slice(first, last + 1)
+    return torch.from_numpy(rows)
+
+
+def _as_rows(pages: npt.NDArray[np.float32]) -> Tensor:
+    num_pages, _, kv_heads, head_dim = pages.shape
+    return torch.from_numpy(pages).view(num_pages * PAGE_LEN, kv_heads, head_dim)
+
+
+def build_decoder(config: ModelConfig, weights: Weights) -> Decoder:
+    """A Decoder in float32 with these weights. Raises UnsupportedModel when one is missing, extra or misshapen."""
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    decoder = decoder.to_empty(device="cpu").requires_grad_(False).eval()
+    if config.tied_head:  # to_empty has parted them
+        decoder.head.weight = decoder.embed.weight
+    unused = dict(weights)
+    for name, slot in decoder.weight_slots():
+        if name not in unused:
+            raise UnsupportedModel(f"the file has no weight for {name}", "It is incomplete, or another architecture.")
+        stored = unused.pop(name)
+        if stored.shape != tuple(slot.shape):
+            raise UnsupportedModel(
+                f"{stored.name} has shape {stored.shape}, {tuple(slot.shape)} is needed for {name}",
+                "Config and weights do not belong together.",
+            )
+        stored.to_float32(out=slot.numpy())
+    if unused:
+        raise UnsupportedModel(f"nothing uses the weights {', '.join(list(unused)[:5])}", "It is another architecture.")
+    return decoder

@@ -1,0 +1,127 @@
+"""Every error that a user can meet. Each message says what happened; each remedy says what to do about it.
+
+HeedfulError
+├── UsageError                  the caller's request cannot be carried out as asked
+│   ├── BadParameter            one named field has a value that is not allowed
+│   ├── ContextOverflow         prompt longer than the model's context; both numbers are in it
+│   └── TemplateError           the chat template refuses these messages, or takes too long
+├── SourceError                 a model cannot be found or fetched
+│   ├── UnknownModel            no such alias or path; carries the nearest names
+│   ├── LicenceNotAccepted      the model has terms that must be agreed to before it is fetched; carries them
+│   └── DownloadError           the transfer failed
+│       ├── NetworkUnavailable  nothing answered
+│       ├── HashMismatch        the bytes are not the expected ones
+│       └── DiskFull            no room for the file
+├── FileFormatError             a model file that is malformed, or hostile
+│   ├── GGUFError
+│   ├── SafetensorsError
+│   └── TokenizerError
+├── UnsupportedModel            well-formed, but nothing here runs it
+└── CacheFull                   the KV pages do not fit in memory
+
+Contract violations inside heedful are `assert`s with the values, not members of this tree.
+"""
+
+
+class HeedfulError(Exception):
+    """Base of all errors meant for users: `message` says what happened, `remedy` what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        self.message = message
+        self.remedy = remedy
+        super().__init__(f"{message}\n{remedy}" if remedy else message)
+
+
+class UsageError(HeedfulError):
+    exit_code = 2
+
+
+class BadParameter(UsageError):
+    """`field` is the public name of the parameter."""
+
+    def __init__(self, field: str, message: str, remedy: str = "") -> None:
+        self.field = field
+        super().__init__(f"{field}: {message}", remedy)
+
+
+class ContextOverflow(UsageError):
+    def __init__(self, prompt_tokens: int, context_len: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.context_len = context_len
+        super().__init__(
+            f"the prompt has {prompt_tokens:,} tokens and the context is {context_len:,}",
+            "Shorten the prompt, or allow cutting with --truncate (Python: truncate=True), "
+            "which keeps the newest tokens and says how many it dropped.",
+        )
+
+
+class TemplateError(UsageError):
+    pass
+
+
+class SourceError(HeedfulError):
+    pass
+
+
+class UnknownModel(SourceError):
+    def __init__(self, name: str, nearest: list[str], remedy: str) -> None:
+        self.nearest = nearest
+        hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+        super().__init__(f"no model is called {name!r}.{hint}", remedy)
+
+
+class LicenceNotAccepted(SourceError):
+    """`terms` is the notice to show before asking."""
+
+    def __init__(self, model: str, licence: str, terms: str) -> None:
+        self.terms = terms
+        super().__init__(
+            f"{model} comes under the {licence}, which you have not accepted. {terms}",
+            f"To accept: heedful pull {model} --accept-licence (Python: accept_licence=True).",
+        )
+
+
+class DownloadError(SourceError):
+    pass
+
+
+class NetworkUnavailable(DownloadError):
+    pass
+
+
+class HashMismatch(DownloadError):
+    def __init__(self, what: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"{what}: sha256 is {found}, expected {expected}",
+            "The file was not kept. Fetch it again; if this repeats, the source or something between has changed it.",
+        )
+
+
+class DiskFull(DownloadError):
+    pass
+
+
+class FileFormatError(HeedfulError):
+    pass
+
+
+class GGUFError(FileFormatError):
+    pass
+
+
+class SafetensorsError(FileFormatError):
+    pass
+
+
+class TokenizerError(FileFormatError):
+    pass
+
+
+class UnsupportedModel(HeedfulError):
+    pass
+
+
+class CacheFull(HeedfulError):
+    pass

