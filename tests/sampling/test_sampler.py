@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from heedful.errors import BadParameter
 from heedful.request import SamplingParams
-from heedful.sampling.sampler import Sampler, candidates
+from heedful.sampling.sampler import Sampler, _draw, candidates
 
 NEVER = -np.inf
 
@@ -125,6 +125,23 @@ def test_top_p_of_a_constant_row_keeps_the_lowest_ids() -> None:
     ids, probs = candidates(float32([2.5] * 4096), params(top_p=0.25))
     assert ids.tolist() == list(range(1024))
     assert probs.tolist() == [1 / 1024] * 1024
+
+
+@pytest.mark.parametrize("size", [600, 3_000], ids=["sorted", "histogram"])
+def test_top_p_just_below_one_survives_rounding(size: int) -> None:
+    """Two orders of summing the same weights differ in the last bit, so the target may lie above the running sum."""
+    rng = np.random.default_rng(4)
+    for _ in range(40):
+        _, probs = candidates(float32(rng.standard_normal(size) * 6), params(top_p=np.nextafter(1.0, 0.0)))
+        assert len(probs) > size / 2
+
+
+def test_the_largest_uniform_number_draws_a_token_that_has_a_weight() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(100):
+        weights = np.exp(rng.standard_normal(2_000) * 6).astype(np.float32)
+        weights[1_900:] = 0
+        assert weights[_draw(weights, np.nextafter(1.0, 0.0))] > 0
 
 
 FOUR_THREE_TWO_ONE = float32(np.log([0.4, 0.3, 0.2, 0.1]))
@@ -286,6 +303,10 @@ def test_masked_tokens_stay_masked(asked: dict[str, Any]) -> None:
     sampler = Sampler(params(temperature=0, **asked), [1], 3)
     assert sampler.sample(float32([-9, 8, -9])).token_id == 1
     assert sampler.sample(float32([-9, NEVER, -9])).token_id == 0
+
+
+def test_a_masked_token_ranks_below_the_most_penalised() -> None:
+    assert chosen_after({"logit_bias": {1: -1e300}, "repetition_penalty": 2.0}, [0, 1], [], [NEVER, 5]) == 1
 
 
 @pytest.mark.parametrize("token_id", [-1, 32_000])

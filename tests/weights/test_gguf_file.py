@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import gguf
@@ -40,7 +41,7 @@ def arrays(writer: gguf.GGUFWriter) -> dict[str, list[object]]:
         "b.bytes": (kinds.UINT8, [0, 255]),
         "b.int32": (kinds.INT32, [-(2**31), 0, 2**31 - 1]),
         "b.uint64": (kinds.UINT64, [2**64 - 1]),
-        "b.float32": (kinds.FLOAT32, [0.5, -1e30]),
+        "b.float32": (kinds.FLOAT32, [0.5, -(2.0**100)]),
         "b.float64": (kinds.FLOAT64, [0.1]),
     }
     for key, (kind, items) in values.items():
@@ -94,7 +95,7 @@ def test_metadata_of_every_type(tmp_path):
     expected = {"general.architecture": "llama", **scalars(writer), **arrays(writer)}
     write(writer)
     metadata = read_gguf(tmp_path / "m.gguf").metadata
-    assert {key: plain(value) for key, value in metadata.items()} == pytest.approx(expected, rel=1e-7)
+    assert {key: plain(value) for key, value in metadata.items()} == expected
     assert list(metadata) == list(expected)
     assert [type(metadata[f"a.{kind}"]) for kind in ("bool", "uint8", "float32", "string")] == [bool, int, float, str]
     assert isinstance(metadata["b.text"], list)
@@ -134,14 +135,28 @@ def test_a_file_without_tensors(tmp_path):
     assert read.metadata["b.text"][3] == "▁the"
 
 
-@pytest.mark.parametrize("model", ["smollm2_path", "gemma_path"])
-def test_real_models(model, request):
-    path = request.getfixturevalue(model)
-    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+def test_smollm2_as_the_gguf_package_reads_it(smollm2_path):
+    ours, theirs = read_gguf(smollm2_path), gguf.GGUFReader(smollm2_path)
     assert_same_tensors(ours, theirs)
     assert set(ours.metadata) == {name for name in theirs.fields if not name.startswith("GGUF.")}
-    for key, value in ours.metadata.items():
-        assert plain(value) == theirs.fields[key].contents(), key
+    for name, value in ours.metadata.items():
+        assert plain(value) == theirs.fields[name].contents(), name
+
+
+def test_gemma(gemma_path):
+    """Facts of this file as gguf-dump prints them; the package's reader takes 20 seconds for its vocabulary."""
+    read = read_gguf(gemma_path)
+    tokens, scores = read.metadata["tokenizer.ggml.tokens"], read.metadata["tokenizer.ggml.scores"]
+    assert (len(tokens), scores.shape, scores.dtype) == (262144, (262144,), np.float32)
+    assert tokens[:4] == ["<pad>", "<eos>", "<bos>", "<unk>"]
+    assert len(set(tokens)) == len(tokens)
+    assert read.metadata["gemma3.attention.sliding_window"] == 512
+    assert (len(read.tensors), read.tensors["token_embd.weight"].shape) == (236, (262144, 640))
+    num_weights = Counter()
+    for tensor in read.tensors.values():
+        num_weights[tensor.format_name] += tensor.num_weights
+    expected = {"Q8_0": 169246720, "Q5_0": 63406080, "Q4_K": 23592960, "Q6_K": 11796480, "F32": 55936}
+    assert num_weights == expected
 
 
 def test_bytes_that_are_not_utf8_can_be_got_back(tmp_path):
@@ -232,7 +247,19 @@ def store(folder: Path, name: str = "made.gguf", **parts) -> Path:
     return folder / name
 
 
-HUGE, BILLION = 2**64 - 1, 10**9
+def meta(kind: int, value: bytes, name: str = "a") -> bytes:
+    return build([key(name, kind, value)])
+
+
+def aligned(kind: int, value: bytes) -> bytes:
+    return meta(kind, value, "general.alignment")
+
+
+def one(dims: tuple[int, ...], kind: int = F32, data: int = 0, **claims) -> bytes:
+    return build(infos=[info("t", dims, kind, **claims)], data=bytes(data))
+
+
+BILLION, HUGE = 10**9, 2**64 - 1
 ONE = struct.pack("<I", 1)
 HOSTILE = {
     "magic": (build(magic=b"GGML"), ["header", "b'GGML'"]),
@@ -244,66 +271,66 @@ HOSTILE = {
     "big-endian": (build(version=3 << 24), ["version 3 in big-endian"]),
     "10^9 keys": (build(num_keys=BILLION), ["1,000,000,000 keys and 0 tensors", "13,000,000,000 bytes", "has 0 left"]),
     "10^9 tensors": (build(num_infos=BILLION), ["1,000,000,000 tensors", "32,000,000,000 bytes", "has 0 left"]),
-    "2^64-1 of both": (build(num_keys=HUGE, num_infos=HUGE), ["18,446,744,073,709,551,615 keys"]),
+    "2^64-1 of both": (build(num_keys=HUGE, num_infos=HUGE), [f"{HUGE:,} keys", f"{45 * HUGE:,} bytes"]),
     "one key too many": (build([key("a", UINT32, ONE)], num_keys=2), ["2 keys", "26 bytes", "has 17 left"]),
-    "key length 2^64-1": (build([struct.pack("<Q", HUGE) + bytes(99)]), ["key 0", "18,446,744,073,709,551,615", "65,535"]),
+    "key length 2^64-1": (build([struct.pack("<Q", HUGE) + bytes(99)]), ["key 0", f"{HUGE:,} bytes", "65,535"]),
     "key over 64 KiB": (build([key("k" * 65536, UINT32, ONE)]), ["metadata key 0", "65,536 bytes", "65,535"]),
     "key past the end": (build([struct.pack("<Q", 999) + bytes(9)]), ["metadata key 0", "999 bytes", "has 9 left"]),
     "key not UTF-8": (build([key(b"a\xff", UINT32, ONE)]), ["metadata key 0", "not UTF-8", "0xff at 1"]),
     "key twice": (build([key("a", UINT32, ONE)] * 2), ["metadata key 'a'", "twice"]),
-    "value type 13": (build([key("a", 13, bytes(9))]), ["metadata key 'a'", "value type 13"]),
-    "value type 2^32-1": (build([key("a", 2**32 - 1, bytes(9))]), ["value type 4,294,967,295"]),
-    "value past the end": (build([key("abcd", INT64, b"1234")]), ["'abcd'", "8 bytes", "has 4 left"]),
-    "bool of 2": (build([key("a", BOOL, b"\2")]), ["'a'", "a bool is stored as 2"]),
-    "text past the end": (build([key("a", STRING, struct.pack("<Q", 2**63))]), ["'a'", "9,223,372,036,854,775,808", "has 0"]),
-    "array of 10^9 numbers": (build([key("a", ARRAY, array(UINT32, BILLION))]), ["1,000,000,000 numbers", "4,000,000,000 bytes", "has 0 left"]),
-    "array of 10^9 texts": (build([key("a", ARRAY, array(STRING, BILLION))]), ["1,000,000,000 texts", "8,000,000,000 bytes", "has 0 left"]),
-    "array of 2^64-1 numbers": (build([key("a", ARRAY, array(INT64, HUGE))]), ["18,446,744,073,709,551,615 numbers", "has 0 left"]),
-    "array whose size overflows": (build([key("a", ARRAY, array(INT64, 2**61))]), ["18,446,744,073,709,551,616 bytes"]),
-    "array of bools with a 3": (build([key("a", ARRAY, array(BOOL, 2, b"\1\3"))]), ["a bool is stored as 3"]),
-    "array of type 77": (build([key("a", ARRAY, array(77, 1, bytes(9)))]), ["array element type 77"]),
-    "array in array": (build([key("a", ARRAY, array(ARRAY, 1, array(UINT32, 1, ONE)))]), ["an array of 1 arrays"]),
-    "deep arrays": (build([key("a", ARRAY, array(ARRAY, 1) * 50_000)]), ["an array of 1 arrays"]),
-    "a text of an array past the end": (
-        build([key("a", ARRAY, array(STRING, 2, text("ok") + struct.pack("<Q", HUGE)))]),
-        ["text 1 of 2", "up to byte 18,446,744,073,709,551,689", "has 74"],
+    "value type 13": (meta(13, bytes(9)), ["metadata key 'a'", "value type 13"]),
+    "value type 2^32-1": (meta(2**32 - 1, bytes(9)), ["value type 4,294,967,295"]),
+    "value past the end": (meta(INT64, b"1234"), ["'a'", "8 bytes", "has 4 left"]),
+    "bool of 2": (meta(BOOL, b"\2"), ["'a'", "a bool is stored as 2"]),
+    "text past the end": (meta(STRING, struct.pack("<Q", 2**63)), ["'a'", f"{2**63:,} bytes", "has 0 left"]),
+    "array of 10^9 numbers": (meta(ARRAY, array(UINT32, BILLION)), ["1,000,000,000 numbers", "4,000,000,000 bytes"]),
+    "array of 10^9 texts": (meta(ARRAY, array(STRING, BILLION)), ["1,000,000,000 texts", "8,000,000,000 bytes"]),
+    "array of 2^64-1 numbers": (meta(ARRAY, array(INT64, HUGE)), [f"{HUGE:,} numbers", "has 0 left"]),
+    "array whose size overflows": (meta(ARRAY, array(INT64, 2**61)), [f"{2**64:,} bytes", "has 0 left"]),
+    "array of bools with a 3": (meta(ARRAY, array(BOOL, 2, b"\1\3")), ["a bool is stored as 3"]),
+    "array of type 77": (meta(ARRAY, array(77, 1, bytes(9))), ["array element type 77"]),
+    "array in array": (meta(ARRAY, array(ARRAY, 1, array(UINT32, 1, ONE))), ["'a'", "an array of 1 arrays"]),
+    "deep arrays": (meta(ARRAY, array(ARRAY, 1) * 50_000), ["an array of 1 arrays"]),
+    "text in array past the end": (
+        meta(ARRAY, array(STRING, 2, text("ok") + struct.pack("<Q", HUGE))),
+        ["text 1 of 2", f"up to {HUGE + 67:,}", "has 67"],
     ),
-    "texts that end early": (build([key("a", ARRAY, array(STRING, 3, text("0123456789abcdef")))]), ["text 1 of 3"]),
-    "alignment 0": (build([key("general.alignment", UINT32, bytes(4))]), ["'general.alignment'", "is 0"]),
-    "alignment 48": (build([key("general.alignment", UINT32, struct.pack("<I", 48))]), ["is 48", "power of two"]),
-    "alignment 2^31": (build([key("general.alignment", UINT32, struct.pack("<I", 2**31))]), ["is 2,147,483,648", "16,777,216"]),
-    "alignment -32": (build([key("general.alignment", INT32, struct.pack("<i", -32))]), ["is -32"]),
-    "alignment of text": (build([key("general.alignment", STRING, text("32"))]), ["'general.alignment'", "'32'"]),
-    "alignment of an array": (build([key("general.alignment", ARRAY, array(INT32, 1, ONE))]), ["'general.alignment'"]),
-    "alignment of a bool": (build([key("general.alignment", BOOL, b"\1")]), ["'general.alignment'", "True"]),
-    "split count of an array": (build([key("split.count", ARRAY, array(INT32, 2, ONE * 2))]), ["'split.count'"]),
-    "split count 10^9": (build([key("split.count", UINT32, struct.pack("<I", BILLION))]), ["-00001-of-1000000000.gguf"]),
+    "texts that end early": (meta(ARRAY, array(STRING, 3, text("0123456789abcdef"))), ["text 1 of 3"]),
+    "alignment 0": (aligned(UINT32, bytes(4)), ["'general.alignment'", "is 0"]),
+    "alignment 48": (aligned(UINT32, struct.pack("<I", 48)), ["is 48", "power of two"]),
+    "alignment 2^31": (aligned(UINT32, struct.pack("<I", 2**31)), ["is 2,147,483,648", "16,777,216"]),
+    "alignment -32": (aligned(INT32, struct.pack("<i", -32)), ["is -32"]),
+    "alignment of text": (aligned(STRING, text("32")), ["'general.alignment'", "'32'"]),
+    "alignment of an array": (aligned(ARRAY, array(INT32, 1, ONE)), ["'general.alignment'"]),
+    "alignment of a bool": (aligned(BOOL, b"\1"), ["'general.alignment'", "True"]),
+    "split count of an array": (meta(ARRAY, array(INT32, 2, ONE * 2), "split.count"), ["'split.count'"]),
+    "split count 10^9": (meta(UINT32, struct.pack("<I", BILLION), "split.count"), ["-00001-of-1000000000.gguf"]),
     "tensor name over 64 KiB": (build(infos=[info("n" * 65536, (1,))]), ["tensor 0", "65,536", "65,535"]),
     "tensor name not UTF-8": (build(infos=[info(b"\xc3", (1,))]), ["tensor 0", "not UTF-8"]),
-    "no dimensions": (build(infos=[info("t", (), num_dims=0) + bytes(32)]), ["tensor 't'", "0 dimensions"]),
-    "5 dimensions": (build(infos=[info("t", (1,) * 5)], data=bytes(4)), ["tensor 't'", "5 dimensions, 1 to 4"]),
-    "2^32-1 dimensions": (build(infos=[info("t", (1,), num_dims=2**32 - 1)]), ["4,294,967,295 dimensions"]),
-    "a dimension of 0": (build(infos=[info("t", (4, 0))]), ["tensor 't'", "dimension of 0", "(4, 0)"]),
-    "dimensions that overflow": (
-        build(infos=[info("t", (2**32, 2**32, 2**32, 2**32))], data=bytes(64)),
-        ["tensor 't'", f"{2**130:,} bytes", "the file has 160"],
-    ),
-    "one dimension of 2^64-1": (build(infos=[info("t", (HUGE,))], data=bytes(64)), [f"{4 * HUGE:,} bytes"]),
-    "unknown type 16": (build(infos=[info("t", (256,), 16)]), ["tensor 't'", "type 16", "0 F32", "12 Q4_K", "30 BF16"]),
-    "type 4, long gone": (build(infos=[info("t", (32,), 4)]), ["type 4,"]),
-    "33 columns of Q4_0": (build(infos=[info("t", (33, 2), Q4_0)], data=bytes(99)), ["33 weights", "Q4_0 blocks of 32"]),
-    "offset not aligned": (build(infos=[info("t", (1,), offset=4)], data=bytes(64)), ["offset 4", "alignment 32"]),
-    "offset past the end": (build(infos=[info("t", (1,), offset=960)], data=bytes(64)), ["'t'", "byte 1,028", "has 128"]),
-    "offset near 2^64": (build(infos=[info("t", (1,), offset=2**64 - 32)], data=bytes(64)), ["18,446,744,073,709,551,652"]),
-    "data one byte short": (build(infos=[info("t", (16,))], data=bytes(63)), ["takes 64 bytes, up to byte 128", "has 127"]),
-    "no data at all": (build(infos=[info("t", (16,))]), ["takes 64 bytes", "has 64"]),
+    "no dimensions": (one((), num_dims=0, data=4), ["tensor 't'", "0 dimensions"]),
+    "5 dimensions": (one((1,) * 5, data=4), ["tensor 't'", "5 dimensions, 1 to 4"]),
+    "2^32-1 dimensions": (one((1,), num_dims=2**32 - 1), ["4,294,967,295 dimensions"]),
+    "a dimension of 0": (one((4, 0)), ["tensor 't'", "dimension of 0", "(4, 0)"]),
+    "dimensions that overflow": (one((2**32,) * 4, data=64), ["tensor 't'", f"{2**130:,} bytes", "has 160"]),
+    "one dimension of 2^64-1": (one((HUGE,), data=64), [f"{4 * HUGE:,} bytes", "has 128"]),
+    "unknown type 16": (one((256,), 16), ["tensor 't'", "type 16", "0 F32", "12 Q4_K", "30 BF16"]),
+    "type 4, long gone": (one((32,), 4), ["type 4,"]),
+    "33 columns of Q4_0": (one((33, 2), Q4_0, data=99), ["'t'", "33 weights", "Q4_0 blocks of 32"]),
+    "offset not aligned": (one((1,), offset=4, data=64), ["offset 4", "alignment 32"]),
+    "offset past the end": (one((1,), offset=960, data=64), ["'t'", "byte 1,028", "has 128"]),
+    "offset near 2^64": (one((1,), offset=2**64 - 32, data=64), [f"byte {2**64 + 36:,}", "has 128"]),
+    "data one byte short": (one((16,), data=63), ["takes 64 bytes, up to byte 128", "has 127"]),
+    "no data at all": (one((16,)), ["takes 64 bytes", "has 64"]),
     "tensor twice": (build(infos=[info("t", (1,)), info("t", (1,), offset=32)], data=bytes(64)), ["'t'", "twice"]),
     "tensors share bytes": (
         build(infos=[info("b", (8,), offset=32), info("a", (9,))], data=bytes(64)),
         ["tensor 'b'", "offset 32", "inside tensor 'a'", "ends at 36"],
     ),
-    "tensors on one place": (build(infos=[info("a", (1,)), info("b", (1,))], data=bytes(4)), ["'b'", "inside tensor 'a'"]),
-}  # fmt: skip
+    "two tensors in a place": (
+        build(infos=[info("a", (1,)), info("b", (1,))], data=bytes(4)),
+        ["tensor 'b'", "offset 0", "inside tensor 'a'"],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -372,7 +399,8 @@ SMALL = build(
     keys=[key("general.alignment", UINT32, struct.pack("<I", 32)), key("s", STRING, text("llama")),
           key("t", ARRAY, array(STRING, 3, text("a") + text("") + text("bc"))), key("f", BOOL, b"\1"),
           key("i", ARRAY, array(INT32, 4, bytes(16))), key("d", 12, bytes(8))],
-    infos=[info("m", (32, 2), Q4_0), info("v", (5,), F32, 64), info("k", (256,), 14, 96), info("c", (2, 2, 1, 2), 28, 320)],
+    infos=[info("m", (32, 2), Q4_0), info("v", (5,), F32, 64),
+           info("k", (256,), 14, 96), info("c", (2, 2, 1, 2), 28, 320)],
     data=bytes(range(256)) * 2,
 )  # fmt: skip
 EXTREMES = [
@@ -399,8 +427,7 @@ def assert_read_or_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
         read = read_gguf(path)
-    except FileFormatError as refused:
-        assert str(path) in refused.message
+    except FileFormatError:
         return
     assert sum(t.num_bytes for t in read.tensors.values()) <= len(content)
     for tensor in read.tensors.values():
@@ -450,7 +477,7 @@ def test_each_number_of_a_file_set_to_each_extreme(tmp_path):
     assert len(read_gguf(tmp_path / "valid.gguf").tensors) == 4
     header_len = SMALL.index(bytes(range(256)))
     for width in (4, 8):
-        for at in range(0, header_len):
+        for at in range(header_len):
             for extreme in EXTREMES[:: 2 if width == 4 else 1]:
                 number = (extreme % 256**width).to_bytes(width, "little")
                 assert_read_or_refused(tmp_path / "number.gguf", SMALL[:at] + number + SMALL[at + width :])

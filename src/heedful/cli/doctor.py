@@ -31,6 +31,7 @@ def doctor(
 
 def _look(quick: bool) -> dict[str, Any]:
     from heedful import __version__, hardware
+    from heedful.kernels import native
     from heedful.weights.model_cache import cache_root, list_models
 
     machine = hardware.detect()
@@ -47,7 +48,7 @@ def _look(quick: bool) -> dict[str, Any]:
         "free_memory_bytes": machine.free_memory_bytes,
         "read_bandwidth": None if quick else hardware.measure_read_bandwidth(machine.threads),
         "torch": _version("torch"),
-        "native_kernels": importlib.util.find_spec("heedful._native") is not None,
+        "native_kernels": native.variant(),
         "huggingface_hub": _version("huggingface-hub"),
         "pip": importlib.util.find_spec("pip") is not None or shutil.which("pip") is not None,
         "cache": str(cache),
@@ -80,7 +81,7 @@ def _in_words(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return f"{value / 1e9:,.1f} GB"
     if name == "native_kernels":
-        return "built" if value else "not built; the PyTorch path runs"
+        return value or "not built; the PyTorch path runs"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from heedful.weights.model_cache import CachedModel
 
 app = typer.Typer(help="List the models that are here or can be fetched; remove them; print their paths.")
@@ -101,17 +103,30 @@ def _cached_row(model: CachedModel) -> ModelRow:
 
 
 def _print_table(rows: list[ModelRow]) -> None:
+    """With the paths where the terminal is wide enough, else with the folder that all are in below."""
     from rich.console import Console
+
+    from heedful.weights.model_cache import models_folder
+
+    # A pipe has no width: every row stays on its line there.
+    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    table = _table(rows, with_paths=True)
+    if console.measure(table).maximum <= console.width:
+        console.print(table)
+    else:
+        console.print(_table(rows, with_paths=False))
+        typer.echo(f"\nFetched models lie in {models_folder()}; `heedful models path NAME` prints where one is.")
+
+
+def _table(rows: list[ModelRow], with_paths: bool) -> Table:
     from rich.table import Table
 
     from heedful.weights.progress import bytes_text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "kind", "size", "licence", "state"):
+    for heading in ("name", "kind", "size", "licence", "state", *(["path"] if with_paths else [])):
         table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
-    table.add_column("path", overflow="fold")
     for row in rows:
-        table.add_row(row.name, row.kind, bytes_text(row.size_bytes), row.licence, row.state, row.path)
-    # A pipe has no width: every row stays on its line there.
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
-    console.print(table)
+        path = [row.path or ""] if with_paths else []
+        table.add_row(row.name, row.kind, bytes_text(row.size_bytes), row.licence, row.state, *path)
+    return table

@@ -21,7 +21,7 @@ WATTS_PER_CORE = (4.0, 2.0, 10.0)
 DRAM_JOULES_PER_BYTE = (0.1e-9, 0.05e-9, 0.2e-9)
 
 SLOWEST_SHARE_OF_ROOFLINE = 0.5
-"""Kernels on the reference machine reach between this share of the roofline and all of it."""
+"""Tuned kernels were measured between about this share of the reference machine's roofline and all of it."""
 
 JOULES_PER_KWH = 3.6e6
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 
-from heedful.cost.energy import Energy, EnergyMeter
+from heedful.cost.energy import EnergyMeter
 from heedful.cost.formulas import KV_FORMATS
 from heedful.cost.meter import Meter, weight_shares
 from heedful.cost.receipt import Receipt
@@ -75,9 +75,10 @@ class Engine:
         for chunk in batch.chunks:
             meter = self._state[chunk.sequence].meter
             meter.started = began if meter.started is None else meter.started
-        reading = self._energy.start()
+        self._energy.start()
+        cpu_began = process_time()
         logits = self.runner.run(batch)
-        self._count(batch, self._energy.read(reading))
+        self._count(batch, busy_core_seconds=process_time() - cpu_began)
         ending = [chunk.sequence for chunk in batch.chunks if chunk.reaches_end]
         for chunk in batch.chunks:
             chunk.sequence.cached_len = chunk.end
@@ -97,7 +98,7 @@ class Engine:
         assert sequence.finish is not None, "the sequence is still running"
         return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config)
 
-    def _count(self, batch: Batch, energy: Energy) -> None:
+    def _count(self, batch: Batch, busy_core_seconds: float) -> None:
         config, cache = self.runner.config, self.runner.cache
         weight_bytes = weight_shares(batch, self.runner.facts)
         read = []
@@ -107,6 +108,7 @@ class Engine:
             meter.count(chunk, config, cache.held_bytes(chunk.sequence), share)
             row_bytes = KV_FORMATS[chunk.sequence.request.policy.kv_format](config.head_dim)
             read.append(share + (meter.rows_read - before) * row_bytes)
+        energy = self._energy.read(busy_core_seconds, dram_bytes=sum(read))
         for chunk, mine in zip(batch.chunks, read, strict=True):
             self._state[chunk.sequence].meter.add_energy(energy, mine / sum(read))
 

@@ -208,6 +208,7 @@ def _largest(values: Floats32, border: np.float32, count: int) -> Ids:
     """Positions, ascending, of the `count` largest of `values`; `border` is the least of them, and low ids win ties."""
     kept = np.flatnonzero(values >= border)
     surplus = len(kept) - count
+    assert surplus >= 0, (border, len(kept), count)
     if not surplus:
         return kept
     at_border = np.flatnonzero(values[kept] == border)
