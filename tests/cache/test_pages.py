@@ -103,3 +103,11 @@ def test_buffers_are_float32_pages_of_the_layer() -> None:
     cache = KVCache((None, 8), 3, 16, capacity_tokens=100)
     assert cache.pools[1].keys[1].shape == (2, PAGE_LEN, 3, 16)
     assert cache.pools[1].values[1].dtype == np.float32
+
+
+def test_a_sequence_alone_has_its_pages_in_a_row_again_and_again() -> None:
+    cache = KVCache((None,), 1, 4, capacity_tokens=10 * PAGE_LEN)
+    for _ in range(3):
+        sequence = new_sequence(5 * PAGE_LEN)
+        assert run(cache, sequence, 5 * PAGE_LEN).spans[0].pages == (0, 1, 2, 3, 4)
+        cache.release(sequence)

@@ -6,6 +6,7 @@ of the group's layers. Behind a group's window pages go back at once; when a seq
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +38,8 @@ class PagePool:
     """The pages of one layer group: which ids are free, and the buffers behind the ids.
 
     keys[layer] and values[layer] are float32 (num_pages, PAGE_LEN, K, D). The memory is reserved, not touched: the
-    system provides it when a page is first written, and the lowest free id is taken first so that touched pages are
-    used again.
+    system provides it when a page is first written. The lowest free id is taken first: touched pages are used again,
+    and a sequence alone has its pages in a row, which can be read as one block.
     """
 
     def __init__(self, group: LayerGroup, num_pages: int, kv_heads: int, head_dim: int) -> None:
@@ -47,7 +48,7 @@ class PagePool:
         shape = (num_pages, PAGE_LEN, kv_heads, head_dim)
         self.keys = {layer: np.empty(shape, dtype=np.float32) for layer in group.layers}
         self.values = {layer: np.empty(shape, dtype=np.float32) for layer in group.layers}
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack, lowest id on top
+        self._free = list(range(num_pages))  # a heap
 
     @property
     def free_pages(self) -> int:
@@ -62,11 +63,11 @@ class PagePool:
     def take(self) -> int:
         if not self._free:
             raise CacheFull(f"all {self.num_pages} pages of {PAGE_LEN} tokens are taken", "Use a shorter context.")
-        return self._free.pop()
+        return heapq.heappop(self._free)
 
     def give_back(self, page: int) -> None:
         assert 0 <= page < self.num_pages, (page, self.num_pages)
-        self._free.append(page)
+        heapq.heappush(self._free, page)
 
 
 class KVCache:

@@ -53,7 +53,7 @@ def _look(quick: bool) -> dict[str, Any]:
         "pip": importlib.util.find_spec("pip") is not None or shutil.which("pip") is not None,
         "cache": str(cache),
         "free_disk_bytes": shutil.disk_usage(existing).free,
-        "models": [model.name for model in list_models()],
+        "models": [model.record.name for model in list_models()],
     }
 
 

@@ -14,7 +14,7 @@ from heedful.cli.chat import chat
 from heedful.cli.cost import cost
 from heedful.cli.doctor import doctor
 from heedful.cli.generate import generate
-from heedful.cli.models import models_app
+from heedful.cli.models import app as models_app
 from heedful.cli.pull import pull
 from heedful.cli.show import show
 from heedful.errors import HeedfulError

@@ -58,14 +58,15 @@ def remove(
     """Delete fetched models from the cache."""
     from heedful.errors import UsageError
     from heedful.weights.progress import bytes_text
-    from heedful.weights.sources import remove_model
+    from heedful.weights.sources import fetched_model, remove_model
 
-    if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not yes and not _somebody_can_answer():
         raise UsageError("nobody is here to confirm the removal", "Add -y to remove without a question.")
-    for name in names:
-        if not yes and not typer.confirm(f"Remove {name}?", err=True):
-            continue
-        typer.echo(f"removed {name} ({bytes_text(remove_model(name).record.size_bytes)})")
+    for model in [fetched_model(name) for name in names]:
+        what = f"{model.record.name} ({bytes_text(model.record.size_bytes)})"
+        if yes or typer.confirm(f"Remove {what}?", err=True):
+            remove_model(model.record.name)
+            typer.echo(f"removed {what}")
 
 
 @app.command("path")
@@ -74,6 +75,10 @@ def path(name: Annotated[str, typer.Argument(metavar="NAME", help="An alias or a
     from heedful.weights.sources import resolve
 
     typer.echo(resolve(name, offline=True).path)
+
+
+def _somebody_can_answer() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def model_rows() -> list[ModelRow]:
@@ -108,10 +113,10 @@ def _print_table(rows: list[ModelRow]) -> None:
 
     from heedful.weights.model_cache import models_folder
 
-    # A pipe has no width: every row stays on its line there.
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    endless = Console(width=10_000)
+    console = Console() if sys.stdout.isatty() else endless  # a pipe has no width: every row stays on its line
     table = _table(rows, with_paths=True)
-    if console.measure(table).maximum <= console.width:
+    if endless.measure(table).maximum <= console.width:
         console.print(table)
     else:
         console.print(_table(rows, with_paths=False))

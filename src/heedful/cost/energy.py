@@ -1,4 +1,4 @@
-"""Joules: measured where the processor counts them, else estimated with an interval; and time and joules of paper costs.
+"""Joules: measured where the processor counts them, else estimated with an interval. Also seconds of paper costs.
 
 Owns the energy model and its constants. Knows nothing of tokens or models.
 """

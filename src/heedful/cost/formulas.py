@@ -49,7 +49,8 @@ class Shape:
     """False: an encoder, every token sees every token."""
 
     def __post_init__(self) -> None:
-        assert self.layers >= 1 and self.heads >= 1 and self.sinks >= 0, self
+        assert min(self.layers, self.heads) >= 1, self
+        assert self.sinks >= 0, self
         assert self.kv_heads is None or (self.kv_heads >= 1 and self.heads % self.kv_heads == 0), self
         assert self.head_dim is None or self.head_dim >= 1, self
         assert all(count >= 0 and (window is None or window >= 1) for window, count in self.windows), self
@@ -81,11 +82,11 @@ class Shape:
             narrowed[min((w for w in (own, window) if w is not None), default=None)] += count
         return replace(self, windows=tuple(narrowed.items()), sinks=sinks)
 
-    def _over_layers(self, one_layer: Callable[[int | None], int]) -> int:
+    def over_layers(self, one_layer: Callable[[int | None], int]) -> int:
         """Σ over layers of a count that depends on the layer's window alone."""
         return sum(count * one_layer(window) for window, count in self.layers_by_window)
 
-    def _reach(self, window: int | None) -> int | None:
+    def reach(self, window: int | None) -> int | None:
         """Most keys that a causal query sees: sinks outside of the window come on top of it."""
         return None if window is None else window + self.sinks
 
@@ -156,9 +157,11 @@ class Cost:
 
 def decode_cost(shape: Shape, context: int, steps: int = 1) -> Cost:
     """`steps` decoded tokens, one after the other; the first attends to `context` tokens, itself included."""
-    assert shape.causal and context >= 1 and steps >= 0, (shape, context, steps)
+    assert shape.causal, shape
+    assert context >= 1, context
+    assert steps >= 0, steps
     start, end = context - 1, context - 1 + steps
-    seen = shape._over_layers(lambda window: attended(start, end, shape._reach(window)))
+    seen = shape.over_layers(lambda window: attended(start, end, shape.reach(window)))
     return _cost(
         shape,
         tokens=steps,
@@ -176,7 +179,8 @@ def prefill_cost(shape: Shape, tokens: int, cached: int = 0) -> Cost:
 
     An engine that cuts the prompt into chunks makes the same visits and reads old rows again for each chunk.
     """
-    assert shape.causal and 0 <= cached < tokens, (shape, tokens, cached)
+    assert shape.causal, shape
+    assert 0 <= cached < tokens, (cached, tokens)
 
     def keys_read(window: int | None) -> int:
         # from the first query's window on, and the sinks before it
@@ -185,10 +189,10 @@ def prefill_cost(shape: Shape, tokens: int, cached: int = 0) -> Cost:
     return _cost(
         shape,
         tokens=tokens - cached,
-        seen=shape._over_layers(lambda window: attended(cached, tokens, shape._reach(window))),
+        seen=shape.over_layers(lambda window: attended(cached, tokens, shape.reach(window))),
         dense=shape.layers * attended(0, tokens, None),
-        prefix=shape._over_layers(lambda window: attended(0, cached, shape._reach(window))),
-        keys_read=shape._over_layers(keys_read),
+        prefix=shape.over_layers(lambda window: attended(0, cached, shape.reach(window))),
+        keys_read=shape.over_layers(keys_read),
         keys_held=_keys_held(shape, tokens),
         passes=1,
         sampled=1,
@@ -196,7 +200,7 @@ def prefill_cost(shape: Shape, tokens: int, cached: int = 0) -> Cost:
 
 
 def generation_cost(shape: Shape, prompt: int, output: int, cached: int = 0) -> Cost:
-    """A whole request. The prefill samples the first output token and the last one is not fed back: output - 1 steps."""
+    """A whole request. The prefill samples the first output token; the last one is not fed back: output - 1 steps."""
     assert output >= 1, output
     return total(prefill_cost(shape, prompt, cached), decode_cost(shape, prompt + 1, output - 1))
 
@@ -206,7 +210,8 @@ def encoder_cost(shape: Shape, tokens: int) -> Cost:
 
     Nothing is cached and no token is sampled.
     """
-    assert not shape.causal and tokens >= 1, (shape, tokens)
+    assert not shape.causal, shape
+    assert tokens >= 1, tokens
     return _cost(
         shape,
         tokens=tokens,
@@ -223,7 +228,7 @@ def training_cost(shape: Shape, documents: Iterable[int] | Mapping[int, int]) ->
     for each one. Weights are read twice; gradients, optimizer state and activations are not counted.
     """
     lengths = Counter(documents)
-    assert lengths and all(length >= 1 and count >= 0 for length, count in lengths.items()), lengths
+    assert all(length >= 1 for length in lengths), lengths
     tokens = sum(length * count for length, count in lengths.items())
     return _cost(
         shape,
@@ -237,12 +242,20 @@ def training_cost(shape: Shape, documents: Iterable[int] | Mapping[int, int]) ->
 
 
 def total(first: Cost, then: Cost) -> Cost:
-    """Two pieces of work of one shape, one after the other."""
-    summed = (
-        "tokens", "visits", "dense_visits", "saved_by_window", "saved_by_prefix", "kv_rows_read", "kv_rows_written",
-        "linear_flops", "attention_flops", "weights_read",
-    )  # fmt: skip
-    return replace(then, **{name: _plus(getattr(first, name), getattr(then, name)) for name in summed})
+    """Two pieces of work of one shape, one after the other; what is held is what the second one leaves."""
+    return replace(
+        then,
+        tokens=first.tokens + then.tokens,
+        visits=first.visits + then.visits,
+        dense_visits=first.dense_visits + then.dense_visits,
+        saved_by_window=first.saved_by_window + then.saved_by_window,
+        saved_by_prefix=first.saved_by_prefix + then.saved_by_prefix,
+        kv_rows_read=_plus(first.kv_rows_read, then.kv_rows_read),
+        kv_rows_written=_plus(first.kv_rows_written, then.kv_rows_written),
+        linear_flops=_plus(first.linear_flops, then.linear_flops),
+        attention_flops=_plus(first.attention_flops, then.attention_flops),
+        weights_read=_plus(first.weights_read, then.weights_read),
+    )
 
 
 def _cost(
@@ -258,7 +271,7 @@ def _cost(
     sampled: int = 0,
     flops_factor: int = 1,
 ) -> Cost:
-    """`seen`, `dense`, `prefix` and `keys_*` count keys over layers, for one head. `passes`: times the weights are read."""
+    """`seen`, `dense`, `prefix`, `keys_*`: of one head, summed over layers. `passes`: times the weights are read."""
     cached = keys_held > 0
     return Cost(
         tokens=tokens,
@@ -278,14 +291,14 @@ def _cost(
 
 
 def _keys_held(shape: Shape, tokens: int) -> int:
-    return shape._over_layers(lambda window: tokens if window is None else min(tokens, window + shape.sinks))
+    return shape.over_layers(lambda window: tokens if window is None else min(tokens, window + shape.sinks))
 
 
 def _seen_within(shape: Shape, tokens: int) -> int:
     """Over all layers and queries of one text, whole in one pass."""
     if shape.causal:
-        return shape._over_layers(lambda window: attended(0, tokens, shape._reach(window)))
-    return shape._over_layers(lambda window: tokens * tokens if window is None else _band(tokens, window // 2))
+        return shape.over_layers(lambda window: attended(0, tokens, shape.reach(window)))
+    return shape.over_layers(lambda window: tokens * tokens if window is None else _band(tokens, window // 2))
 
 
 def _dense_within(shape: Shape, tokens: int) -> int:

@@ -6,7 +6,7 @@ both have the thing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from heedful.cost.formulas import (
     prefill_cost,
     training_cost,
 )
-from heedful.cost.units import duration, percent, si
+from heedful.cost.receipt import human
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Setting:
 
     kv_format: str
     weight_format: str
-    machine: Machine = Machine()
+    machine: Machine
     price_per_kwh: float | None = None
 
 
@@ -105,7 +105,7 @@ def report(question: Question, shape: Shape, setting: Setting) -> dict[str, Any]
     """What `--json` prints: the answer's fields, then each part's under its name, then the hint."""
     parts = question.parts(shape)
     return {
-        **describe(question.answer(shape), _estimate_answer(question, shape, setting), setting, question.paid_tokens),
+        **describe(question.answer(shape), estimate_answer(question, shape, setting), setting, question.paid_tokens),
         **{name: describe(part, estimate([part], setting), setting, part.tokens) for name, part in parts.items()},
         "cheaper": cheaper(question, shape, setting),
     }
@@ -148,7 +148,7 @@ def _price(estimated: Estimate | None, per_kwh: float | None, tokens: int) -> di
     }
 
 
-def _estimate_answer(question: Question, shape: Shape, setting: Setting) -> Estimate | None:
+def estimate_answer(question: Question, shape: Shape, setting: Setting) -> Estimate | None:
     if question.kind == "request":
         return estimate(list(question.parts(shape).values()), setting)
     return estimate([question.answer(shape)], setting)
@@ -157,18 +157,17 @@ def _estimate_answer(question: Question, shape: Shape, setting: Setting) -> Esti
 # ---- what would make it cheaper -----------------------------------------------------------------------------------
 
 WORTH_SAYING = 0.02
-"""Share of the cost; below it a change is not proposed."""
+"""Share of the cost; a change that saves less is not proposed."""
 
-_SMALLER = {"f32": "q8", "f16": "q8", "q8": "q4"}
-
+_SMALLER_FORMAT = {"f32": "q8", "f16": "q8", "q8": "q4"}
+_WIDEST_WINDOW, _NARROWEST_WINDOW = 4096, 256
+_SINKS = 4  # StreamingLLM (arXiv:2309.17453) needs no more
 _LOSSY = "it changes the output, so measure the loss"
 
 
 @dataclass(frozen=True)
 class _Change:
-    option: str
-    what: Callable[[Cost, Setting], str]
-    """The count that the change makes smaller, for people."""
+    how: str
     question: Question
     shape: Shape
     setting: Setting
@@ -176,31 +175,67 @@ class _Change:
 
 
 def cheaper(question: Question, shape: Shape, setting: Setting) -> str:
-    """One sentence: which single change would lower the cost most, and to what. Time decides; visits where unknown."""
+    """One sentence: the single change that lowers the cost most. Seconds decide; visits where they are unknown."""
     before = _measure(question, shape, setting)
     changes = [(_measure(c.question, c.shape, c.setting), c) for c in _changes(question, shape, setting)]
     after, change = min(changes, key=lambda pair: pair[0], default=(before, None))
     if change is None or after > before * (1 - WORTH_SAYING):
-        return "Cheaper: no window and no smaller number format would lower this by 2 %."
-    now = change.what(question.answer(shape), setting)
-    then = change.what(change.question.answer(change.shape), change.setting)
-    saved = f"{percent(after / before - 1)} {_measured(question, shape, setting)}"
-    time = f", {duration(after)} instead of {duration(before)}" if "time" in saved else ""
-    return f"Cheaper: {change.option} would {then} instead of {now} ({saved}{time}); {change.caveat}."
+        return f"Cheaper: no window and no smaller number format lowers this by {percent(WORTH_SAYING)}."
+    seconds = estimate_answer(question, shape, setting) is not None
+    share = f"{percent(1 - after / before)} less"
+    time = f" and take {duration(after)} instead of {duration(before)}, {share}" if seconds else f", {share}"
+    return f"Cheaper: {change.how} would {_work(question, shape, setting, change)}{time}; {change.caveat}."
 
 
 def _measure(question: Question, shape: Shape, setting: Setting) -> float:
-    estimated = _estimate_answer(question, shape, setting)
+    estimated = estimate_answer(question, shape, setting)
     return estimated.seconds if estimated else question.answer(shape).visits
 
 
-def _measured(question: Question, shape: Shape, setting: Setting) -> str:
-    return "time" if _estimate_answer(question, shape, setting) else "visits"
+def _work(question: Question, shape: Shape, setting: Setting, change: _Change) -> str:
+    now, then = question.answer(shape), change.question.answer(change.shape)
+    if then.visits != now.visits:
+        return f"make {human(then.visits)} visits instead of {human(now.visits)}"
+    return f"move {human(dram_bytes(then, change.setting))}B instead of {human(dram_bytes(now, setting))}B"
 
 
 def _changes(question: Question, shape: Shape, setting: Setting) -> Iterator[_Change]:
     if question.kind in ("decode", "request"):
-        yield from _window_changes(question, shape, setting)
-        yield from _format_changes(question, shape, setting)
-    elif question.tokens > 1:
-        yield _halves(question, shape, setting)
+        window = _window_for(question.tokens)
+        sinks = max(_SINKS, shape.sinks)
+        if window is not None:
+            narrowed = shape.with_policy(window, sinks)
+            yield _Change(f"--window {window} --sinks {sinks}", question, narrowed, setting, _LOSSY)
+        if kv := _SMALLER_FORMAT.get(setting.kv_format):
+            yield _Change(f"--kv {kv}", question, shape, replace(setting, kv_format=kv), _LOSSY)
+    if question.kind != "training" and (weights := _SMALLER_FORMAT.get(setting.weight_format)):
+        smaller = replace(setting, weight_format=weights)
+        yield _Change(f"--weights {weights}", question, shape, smaller, _LOSSY)
+    half = question.tokens // 2
+    if question.kind == "encoder" and half:
+        shorter = replace(question, tokens=half)
+        yield _Change(f"--context {half}", shorter, shape, setting, "the model then reads half of the text")
+    if question.kind == "training" and half:
+        split = replace(question, tokens=half, documents=2 * question.documents)
+        how = f"--train-length {half} --documents {split.documents}"
+        yield _Change(how, split, shape, setting, "the model then learns from nothing further back")
+
+
+def duration(seconds: float) -> str:
+    """For people, three digits: 0.0105 is "10.5 ms"."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    for limit, length, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / length:.3g} {name}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
+def percent(share: float) -> str:
+    return "over 99.9 %" if 0.9995 <= share < 1 else f"{100 * share:.1f} %"
+
+
+def _window_for(tokens: int) -> int | None:
+    """The largest power of two in a quarter of the tokens, within limits: enough to matter, and not absurd."""
+    window = 1 << max(0, (tokens // 4).bit_length() - 1)
+    return min(window, _WIDEST_WINDOW) if window >= _NARROWEST_WINDOW else None

@@ -49,7 +49,8 @@ class Dimensions:
         )
 
     def shape(self) -> Shape:
-        assert self.layers is not None and self.heads is not None, self
+        assert self.layers is not None, self
+        assert self.heads is not None, self
         return Shape(
             layers=self.layers,
             heads=self.heads,
@@ -64,11 +65,12 @@ class Dimensions:
     @property
     def _linear_weights(self) -> int | None:
         """As `ModelConfig.linear_weights`, which needs every number."""
-        if None in (self.layers, self.heads, self.kv_heads, self.head_dim, self.hidden, self.intermediate):
-            return None
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        mlp = self.hidden * self.intermediate * (3 if self.gated_mlp else 2)
-        return self.layers * (attention + mlp)
+        match (self.layers, self.heads, self.kv_heads, self.head_dim, self.hidden, self.intermediate):
+            case (int(layers), int(heads), int(kv_heads), int(head_dim), int(hidden), int(intermediate)):
+                attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+                mlp = hidden * intermediate * (3 if self.gated_mlp else 2)
+                return layers * (attention + mlp)
+        return None
 
     @property
     def _head_weights(self) -> int | None:

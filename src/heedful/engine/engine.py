@@ -29,6 +29,25 @@ class NewToken:
     sampled: Sampled
 
 
+@dataclass(frozen=True)
+class Live:
+    """Where an answer stands while it is being computed. Tokens and visits are exact; seconds are wall time."""
+
+    prompt_tokens: int
+    prompt_tokens_computed: int
+    output_tokens: int
+    visits: int
+    seconds: float
+    """Since the request was added."""
+    decode_seconds: float
+    """Since the first output token; 0 before it."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of decoding, as receipts have it: tokens after the first one."""
+        return (self.output_tokens - 1) / self.decode_seconds if self.output_tokens > 1 else None
+
+
 @dataclass
 class _Running:
     sampler: Sampler
@@ -92,6 +111,18 @@ class Engine:
             sequence.finish = finish
             self._state[sequence].meter.ended = perf_counter()
             self.scheduler.remove(sequence)
+
+    def live(self, sequence: Sequence) -> Live:
+        """The counts so far of a sequence whose receipt has not been asked for."""
+        meter, now = self._state[sequence].meter, perf_counter()
+        return Live(
+            prompt_tokens=sequence.prompt_len,
+            prompt_tokens_computed=min(sequence.cached_len, sequence.prompt_len),
+            output_tokens=sequence.output_len,
+            visits=meter.prefill_visits + meter.decode_visits,
+            seconds=now - meter.created,
+            decode_seconds=0.0 if meter.first_token is None else now - meter.first_token,
+        )
 
     def receipt(self, sequence: Sequence) -> Receipt:
         """The cost of a finished sequence; the engine forgets it, so ask once."""

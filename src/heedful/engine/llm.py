@@ -17,7 +17,7 @@ from typing import Any, Self
 from heedful import hardware
 from heedful.cost.ledger import Ledger
 from heedful.cost.receipt import Receipt
-from heedful.engine.engine import Engine
+from heedful.engine.engine import Engine, Live
 from heedful.errors import BadParameter, CacheFull, ContextOverflow, TemplateError
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
@@ -195,6 +195,11 @@ class TextStream:
     def sequence(self) -> Sequence:
         """Where the answer stands; read it, don't change it."""
         return self._sequence
+
+    @property
+    def live(self) -> Live | None:
+        """The counts so far; None once the answer has ended and its receipt has them."""
+        return self._llm.engine.live(self._sequence) if self._completion is None else None
 
     def complete(self) -> Completion:
         for _ in self:

@@ -2,7 +2,7 @@
 
 Knows nothing of models, text, stop conditions or batches. V is the vocabulary size, C the number of candidates.
 
-The order is that of transformers and vLLM:
+The order, which in bias and penalties is that of vLLM and in the filters that of transformers (vLLM has min-p first):
 
 1. logit bias, then the repetition penalty (tokens of prompt and output), then presence and frequency penalties (output
    only): these change which token is likeliest, so greedy decoding sees them too.
@@ -12,7 +12,7 @@ The order is that of transformers and vLLM:
 4. one uniform number picks from the candidates' cumulative distribution, in ascending id.
 
 Nothing here sorts a vocabulary: top-k and top-p look for the border value and keep what reaches it. Exponentials are
-float32, which is exact to about 1e-7 of each probability; every sum of them is float64.
+float32, good to about a millionth of each probability at ordinary temperatures; every sum of them is float64.
 """
 
 from __future__ import annotations

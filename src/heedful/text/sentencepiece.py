@@ -19,6 +19,7 @@ from functools import lru_cache
 from heedful.text.literals import LiteralScanner
 
 SPACE = "\u2581"  # stands for a space inside pieces
+_APART = "\ud800"  # a lone surrogate stands in no piece
 _CACHED_WORDS = 1 << 15
 _CACHED_WORD_LEN = 48  # longer runs hardly repeat, and would hold memory
 
@@ -102,9 +103,6 @@ def _word_borders(pieces: Iterable[str]) -> re.Pattern[str]:
 
     Exact, because a merge across such a border would need a piece with those two characters side by side.
     """
-    inner = set(re.findall(f"(.)(?={SPACE})", "\n".join(pieces), re.DOTALL)) - {"\n"}
-    # "\n" joins the list above, so a piece that holds "\n" before a space must be looked for by itself.
-    if any("\n" + SPACE in piece for piece in pieces):
-        inner.add("\n")
+    inner = set(re.findall(f"([^{_APART}])(?={SPACE})", _APART.join(pieces)))
     not_inside = f"(?<![{re.escape(''.join(sorted(inner)))}])" if inner else ""
-    return re.compile(f"(?<!^){not_inside}(?={SPACE})")
+    return re.compile(f"{not_inside}(?={SPACE})")

@@ -59,7 +59,8 @@ def list_needed_files(source: HubRepo, work: Path) -> HubListing:
     ended = _run_client(["list", source.repo, source.revision or ""], work)
     if ended.exit_code != 0:
         raise hub_failure(source, ended)
-    answer = json.loads(ended.output.splitlines()[-1])
+    # Warnings of the client may stand around its answer.
+    answer = json.loads([line for line in ended.output.splitlines() if line.startswith('{"commit"')][-1])
     files = [HubFile(**file) for file in answer["files"]]
     wanted = set(needed_paths(source, [file.path for file in files]))
     return HubListing(answer["commit"], answer["licence"], tuple(file for file in files if file.path in wanted))

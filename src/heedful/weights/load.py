@@ -15,7 +15,6 @@ from heedful.models.config import ModelConfig, config_from_gguf, config_from_hf
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights import names
 from heedful.weights.gguf_file import read_gguf
-from heedful.weights.model_cache import cache_root
 from heedful.weights.safetensors_file import read_safetensors
 from heedful.weights.sources import resolve
 from heedful.weights.tensor import StoredTensor
@@ -79,8 +78,7 @@ def _load_folder(name: str, folder: Path) -> LoadedModel:
 
 def _load_gguf(name: str, path: Path) -> LoadedModel:
     config, file = _gguf_config(path)
-    tokenizer = Tokenizer.from_gguf(file.metadata, cache_dir=cache_root() / "tokenizers")
-    return LoadedModel(name, path, config, tokenizer, names.from_gguf(file.tensors, config))
+    return LoadedModel(name, path, config, Tokenizer.from_gguf(file.metadata), names.from_gguf(file.tensors, config))
 
 
 def _gguf_config(path: Path) -> tuple[ModelConfig, Any]:

@@ -128,8 +128,8 @@ def list_models() -> list[CachedModel]:
     return [model for model in models if model.folder == model_folder(model.record.name)]
 
 
-def remove_model(name: str) -> CachedModel:
-    """Deletes the fetched model called `name`, and returns what it was.
+def fetched_model(name: str) -> CachedModel:
+    """The fetched model called `name`, damaged or not.
 
     Raises:
         UnknownModel: none is called so.
@@ -140,7 +140,12 @@ def remove_model(name: str) -> CachedModel:
         if model_folder(name).exists():
             raise _not_a_model(name, model_folder(name))
         raise UnknownModel(name, nearest_names(name, models), "`heedful models` lists what is fetched.")
-    model = models[name]
+    return models[name]
+
+
+def remove_model(name: str) -> CachedModel:
+    """Deletes the fetched model called `name` and returns what it was; raises as `fetched_model` does."""
+    model = fetched_model(name)
     with work_folder() as work:
         os.rename(model.folder, work / "removed")
     return model

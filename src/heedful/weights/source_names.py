@@ -147,7 +147,8 @@ HUB_FORM = "hf:org/name[@revision] or hf:org/name/file.gguf[@revision]"
 WHEEL_FORM = "wheel:PROJECT==VERSION/path/in/wheel"
 
 _PROJECT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"  # names as in PEP 508: no URL, no option, no marker
-_VERSION = r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"  # one exact version: no wildcard, no second specifier
+# One exact version, in the canonical spelling of PEP 440: no wildcard, no second specifier.
+_VERSION = r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
 _HUB_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
 _WHEEL = re.compile(rf"({_PROJECT})==({_VERSION})/(.+)", re.ASCII | re.DOTALL)
 _HUB = re.compile(rf"({_HUB_PART}/{_HUB_PART})(?:/([^@]+))?(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?", re.ASCII)

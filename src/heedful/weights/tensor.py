@@ -23,7 +23,7 @@ REFETCH = "The file is incomplete or damaged: fetch it again."
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = 120
-_shortened.maxlevel = 2
+_shortened.maxlevel = 1
 
 
 def brief(value: object) -> str:

