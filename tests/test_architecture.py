@@ -23,6 +23,7 @@ RANKS = {
     **dict.fromkeys(["models", "cache", "sampling"], 2),
     **dict.fromkeys(["weights", "cost"], 3),
     "engine": 4,
+    "testing": 5,
     "cli": 8,
     "__main__": 9,
 }

@@ -17,7 +17,8 @@ HeedfulError
 │   ├── SafetensorsError
 │   └── TokenizerError
 ├── UnsupportedModel            well-formed, but nothing here runs it
-└── CacheFull                   the KV pages do not fit in memory
+├── CacheFull                   the KV pages do not fit in memory
+└── HistoryError                the file of past chats cannot be read or written
 
 Contract violations inside heedful are `assert`s with the values, not members of this tree.
 """
@@ -124,4 +125,8 @@ class UnsupportedModel(HeedfulError):
 
 
 class CacheFull(HeedfulError):
+    pass
+
+
+class HistoryError(HeedfulError):
     pass

@@ -55,7 +55,12 @@ FULL = (
 @pytest.mark.parametrize(
     ("output", "log", "error", "words"),
     [
-        (NOTHING_FOUND, REFUSED, NetworkUnavailable, "Failed to establish a new connection: [Errno 111]"),
+        (
+            NOTHING_FOUND,
+            REFUSED,
+            NetworkUnavailable,
+            "1.0: Failed to establish a new connection: [Errno 111] Connection refused",
+        ),
         (NOTHING_FOUND, REFUSED_26, NetworkUnavailable, "[Errno 111] Connection refused"),
         (NOTHING_FOUND, NOT_FOUND + REFUSED, NetworkUnavailable, "[Errno 111]"),
         (NOTHING_FOUND, NOT_FOUND, SourceError, "have no wheel of toy-model"),

@@ -1,8 +1,8 @@
 """From the `tokenizer.*` metadata of a GGUF file to a `Vocabulary`. Knows nothing of the file's bytes.
 
-Keys: GGUF specification (ggml-org/ggml docs/gguf.md). Defaults where a key is missing, and the regular expressions of
-the pre-tokenizers, are llama.cpp's; those of its own `default` name included. A name that is not listed here is
-refused: another's regular expression would give slightly wrong ids and nobody would notice.
+Keys: GGUF specification (ggml-org/ggml docs/gguf.md); defaults where a key is missing: llama.cpp's. The patterns of the
+pre-tokenizers are those of the models' own tokenizer.json files, `default` is llama.cpp's. A name that is not listed here
+is refused: another's pattern would give slightly wrong ids, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_UNCASED = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CLITICS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CLITICS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _QWEN2 = _CLITICS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _QWEN35 = _CLITICS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
 _TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_CASED}*{_UNCASED}+|[^\r\n\p{{L}}\p{{N}}]?{_CASED}+{_UNCASED}*"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 )
 

@@ -34,24 +34,20 @@ def run_watched(
     temporary = work / "temporary"
     temporary.mkdir(exist_ok=True)
     already_there = bytes_below(work)
-    output = work / "output.txt"
-    with (
-        open(output, "wb") as sink,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},
-        ) as child,
-    ):
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,  # not a file: on a full disk its last words would be lost
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},
+    ) as child:
         try:
-            while not _ended(child):
+            while (output := _output_if_ended(child)) is None:
                 received(bytes_below(work) - already_there)
         except BaseException:
             child.kill()
             raise
-    return Finished(child.returncode, output.read_text(errors="replace"))
+    return Finished(child.returncode, output.decode(errors="replace"))
 
 
 def bytes_below(folder: Path) -> int:
@@ -66,9 +62,8 @@ def bytes_below(folder: Path) -> int:
     return total
 
 
-def _ended(child: subprocess.Popen[bytes]) -> bool:
+def _output_if_ended(child: subprocess.Popen[bytes]) -> bytes | None:
     try:
-        child.wait(_POLL_SECONDS)
+        return child.communicate(timeout=_POLL_SECONDS)[0]
     except subprocess.TimeoutExpired:
-        return False
-    return True
+        return None

