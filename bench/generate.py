@@ -69,7 +69,17 @@ def _case(engine: Engine, fill: int, decode: int, repeats: int) -> dict[str, Any
 
 def _first_token_seconds(model: str) -> float:
     """Whole `heedful generate` process, one token, warm: the second of two runs."""
-    command = [sys.executable, "-m", "heedful", "generate", "-m", model, "--max-tokens", "1", "The capital of France is"]
+    command = [
+        sys.executable,
+        "-m",
+        "heedful",
+        "generate",
+        "-m",
+        model,
+        "--max-tokens",
+        "1",
+        "The capital of France is",
+    ]
     seconds = []
     for _ in range(2):
         began = perf_counter()
@@ -82,7 +92,9 @@ def _print_table(result: dict[str, Any]) -> None:
     print(f"{result['model']}, {result['threads']} threads, loaded in {result['load_seconds']} s,", end=" ")
     print(f"first token {result['start_to_first_token_seconds']} s after start,", end=" ")
     print(f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB")
-    print(f"{'context':>8} {'prefill tok/s':>14} {'decode tok/s':>13} {'KV held MB':>11} {'KV read GB':>11} {'visits':>16}")
+    print(
+        "\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits"
+    )
     for case in result["cases"]:
         print(
             f"{case['fill']:>8,} {case['prefill_tok_s']:>14,.1f} {case['decode_tok_s']:>13,.2f}"

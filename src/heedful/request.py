@@ -36,7 +36,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: float = 1.0
-    """CTRL (arXiv:1909.05858): logits of seen tokens (prompt and output) are divided by it if positive, else multiplied."""
+    """CTRL (arXiv:1909.05858): a token of prompt or output has its logit divided by it if positive, else multiplied."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already in the output."""
     frequency_penalty: float = 0.0
@@ -77,7 +77,7 @@ class CachePolicy:
     """The cache and attention settings of a request. The default changes no output."""
 
     kv_format: str = "f32"
-    """Number format of the KV rows held in pages (names in `heedful.cost.formulas.KV_ROW_BYTES`)."""
+    """Number format of the KV rows held in pages (names in `heedful.cost.formulas.KV_FORMATS`)."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request while it runs. `token_ids[:cached_len]` have their K and V in pages; the rest is known, not computed."""
+    """A request while it runs. `token_ids[:cached_len]` have their K and V in pages; the rest is yet to compute."""
 
     request: Request
     token_ids: list[int]

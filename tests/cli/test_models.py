@@ -33,9 +33,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         files = (StoredFile("w.gguf", 5000, "00"),)
         with work_folder() as work:
             write_synced(finished_folder(work) / MODEL_FOLDER / "w.gguf", [bytes(5000)])
-            put_in_cache(
-                work, ModelRecord(name, str(parse_source(name)), licence, None, "2026-01-01", entry, files), False
-            )
+            source = str(parse_source(name))
+            put_in_cache(work, ModelRecord(name, source, licence, None, "2026-01-01", entry, files), False)
     return tmp_path / "cache" / "models"
 
 

@@ -88,6 +88,7 @@ def test_an_encoder_counts_a_band_on_both_sides(layers: list[int | None], tokens
     assert cost.visits == 6 * pairs
     assert cost.dense_visits == 6 * len(layers) * tokens**2
     assert (cost.kv_rows_read, cost.kv_rows_written, cost.kv_rows_held) == (0, 0, 0)
+    assert (cost.linear_flops, cost.weights_read) == (2 * 1000 * tokens, 1000)  # no logits, no head
 
 
 @given(layers=layer_windows, documents=st.lists(st.integers(1, 25), min_size=1, max_size=5), causal=st.booleans())
@@ -99,6 +100,7 @@ def test_training_counts_each_document_alone(layers: list[int | None], documents
     assert cost.dense_visits == sum(one.dense_visits for one in alone)
     assert cost.attention_flops == 3 * sum(one.attention_flops or 0 for one in alone)
     assert cost.linear_flops == 3 * 2 * sum(documents) * (1000 + 100)  # a loss at every token
+    assert cost.weights_read == 2 * (1000 + 100)  # forward and backward
     assert cost.kv_rows_held == 0
 
 

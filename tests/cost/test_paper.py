@@ -46,13 +46,15 @@ def test_without_weights_only_attention_is_covered() -> None:
 
 
 def test_a_request_takes_its_prefill_and_then_its_decoding() -> None:
-    machine = Machine(bytes_per_second=1000.0, flops_per_second=1000.0)
+    machine = Machine(bytes_per_second=1000.0, flops_per_second=3000.0)
     setting = replace(SETTING, machine=machine)
     found = report(Question("request", 100, output=20), SMALL, setting)
     assert found["seconds"] == pytest.approx(found["prefill"]["seconds"] + found["decode"]["seconds"])
     assert found["visits"] == found["prefill"]["visits"] + found["decode"]["visits"]
     # arithmetic decides one and memory the other, so the sum is more than the roofline of the sums
-    assert found["prefill"]["seconds"] == pytest.approx((2 * (100 * 320 + 64) + 5050 * 2 * 128) / 1000)
+    assert found["prefill"]["seconds"] == pytest.approx((2 * (100 * 320 + 64) + 5050 * 2 * 128) / 3000)
+    keys_read = sum(range(101, 120))
+    assert found["decode"]["seconds"] == pytest.approx((2 * (keys_read + 19) * 64 + 19 * 384 * 4) / 1000)
 
 
 def test_price() -> None:
@@ -88,6 +90,11 @@ def test_where_a_window_is_in_force_smaller_rows_help() -> None:
     assert hint.startswith("Cheaper: --kv q8 would move 43.4 MB instead of 84.2 MB")
 
 
+def test_a_wide_window_wants_half_of_it() -> None:
+    hint = cheaper(Question("decode", 1_000_000), LARGE.with_policy(4096), Setting("q4", "q4", SLOW))
+    assert hint.startswith("Cheaper: --window 2048 --sinks 4 would make 10.5 M visits instead of 21 M")
+
+
 def test_a_short_context_wants_smaller_weights() -> None:
     hint = cheaper(Question("decode", 64), KNOWN["smollm2"].shape(), SETTING)
     assert hint.startswith("Cheaper: --weights q8 would move ")
@@ -101,7 +108,7 @@ def test_without_bytes_visits_decide() -> None:
 
 def test_nothing_to_propose() -> None:
     hint = cheaper(Question("decode", 10), Shape(layers=2, heads=2), SETTING)
-    assert hint == "Cheaper: no window and no smaller number format lowers this by 2.0 %."
+    assert hint == "Cheaper: no change that heedful would propose saves 2.0 % here."
     assert cheaper(Question("decode", 10), SMALL, Setting("q4", "q4", SLOW)) == hint
 
 
@@ -109,7 +116,7 @@ def test_encoders_and_training_want_shorter_texts() -> None:
     quick = replace(SETTING, machine=Machine())
     assert "--context 128 would make" in cheaper(Question("encoder", 256), KNOWN["minilm"].shape(), quick)
     assert "--train-length 4 --documents 6" in cheaper(Question("training", 8, documents=3), Shape(2, 2), quick)
-    assert "Cheaper: no window" in cheaper(Question("encoder", 1), Shape(2, 2, causal=False), quick)
+    assert "Cheaper: no change" in cheaper(Question("encoder", 1), Shape(2, 2, causal=False), quick)
 
 
 @pytest.mark.parametrize(

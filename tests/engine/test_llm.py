@@ -199,7 +199,7 @@ def test_context_len_can_be_lowered_and_not_raised(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_loaded(tmp_path: Path, minilm_dir: Path) -> None:
-    with pytest.raises(SourceError, match="config.json"):
+    with pytest.raises(SourceError, match=r"config\.json"):
         LLM(str(tmp_path))
     with pytest.raises(UnsupportedModel, match="bert"):
         LLM(str(minilm_dir))

@@ -96,7 +96,9 @@ def test_packed_documents_do_not_see_each_other(units: dict[str, torch.Tensor]) 
 
 def test_rms_norm_and_rotation_by_hand() -> None:
     x = torch.tensor([[3.0, 4.0]])
-    assert torch.allclose(reference.rms_norm(x, torch.tensor([1.0, 2.0]), 0.0), x / 12.5**0.5 * torch.tensor([1.0, 2.0]))
+    assert torch.allclose(
+        reference.rms_norm(x, torch.tensor([1.0, 2.0]), 0.0), x / 12.5**0.5 * torch.tensor([1.0, 2.0])
+    )
     turned = reference.rotate(torch.tensor([[[1.0, 5.0, 0.0, 7.0]]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))
     # a quarter turn of the pair (0, 1); with one angle only channels 0 and 1 belong to it
     assert turned.tolist() == [[[-5.0, 1.0, 0.0, 7.0]]]

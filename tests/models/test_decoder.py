@@ -1,4 +1,4 @@
-"""Every decoder family against logits and greedy continuations recorded from transformers, dense and without a cache."""
+"""Every decoder family, dense and without a cache, against logits and continuations recorded from transformers."""
 
 from __future__ import annotations
 

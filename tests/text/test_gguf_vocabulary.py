@@ -50,11 +50,9 @@ def test_pre_tokenizer_equals_llama_cpp(name: str) -> None:
 
 def test_tekken_takes_title_case_and_marks_as_letters() -> None:
     """[Lu Lt Lm Lo M]* [Ll Lm Lo M]+: one word each, so a merge across the inner border applies."""
-    tokens = [*RECORDED["tokens"], "né"]
-    merges = [*RECORDED["merges"], "n é"]
-    assert {"n", "Ì", "ģ"} <= set(tokens)
-    tokens, merges = [*tokens, "Ìģ", "nÌģ"], [*merges, "Ì ģ", "n Ìģ"]
-    types = [*RECORDED["types"], NORMAL, NORMAL, NORMAL]
+    tokens = [*RECORDED["tokens"], "Ìģ", "nÌģ"]  # U+0301 is the bytes CC 81
+    merges = [*RECORDED["merges"], "Ì ģ", "n Ìģ"]
+    types = [*RECORDED["types"], NORMAL, NORMAL]
     tekken = Tokenizer.from_gguf(byte_level(pre="tekken", tokens=tokens, token_type=types, merges=merges))
     assert tekken.encode("n\u0301", add_bos=False) == [tokens.index("nÌģ")]
 
@@ -73,7 +71,7 @@ def test_bos_where_the_file_does_not_say(name: str, adds: bool) -> None:
 
 
 def test_a_word_that_is_a_token_is_taken_whole_by_llama3_only() -> None:
-    """"zq" has no merge, so only a look into the vocabulary finds it."""
+    """ "zq" has no merge, so only a look into the vocabulary finds it."""
     changes = {"tokens": [*RECORDED["tokens"], "zq"], "token_type": [*RECORDED["types"], NORMAL]}
     ids = {pre: Tokenizer.from_gguf(byte_level(pre=pre, **changes)).encode("zq") for pre in ("llama-bpe", "dbrx")}
     assert ids["llama-bpe"] == [len(RECORDED["tokens"])]
@@ -93,7 +91,14 @@ def test_unknown_model_is_refused_with_the_list() -> None:
 
 def test_everything_that_ends_an_answer() -> None:
     """The named ones, and known names only where they are control tokens: "<|eot_id|>" here is a plain word."""
-    pieces = {"a": NORMAL, "</s>": CONTROL, "<end_of_turn>": CONTROL, "<|eot_id|>": NORMAL, "<stop>": CONTROL, "m": NORMAL}
+    pieces = {
+        "a": NORMAL,
+        "</s>": CONTROL,
+        "<end_of_turn>": CONTROL,
+        "<|eot_id|>": NORMAL,
+        "<stop>": CONTROL,
+        "m": NORMAL,
+    }
     tokenizer = Tokenizer.from_gguf(sentencepiece(pieces, eos_token_id=257, eot_token_id=260, eom_token_id=261))
     assert tokenizer.eos_ids == {257, 258, 260, 261}
 

@@ -147,6 +147,13 @@ def test_a_foreign_folder_in_a_models_place_is_an_error(cache: Path) -> None:
     assert (cache / "toy" / "mine.txt").exists()
 
 
+def test_a_folder_renamed_by_hand_is_not_the_model_of_its_new_name(cache: Path) -> None:
+    store("toy")
+    (cache / "toy").rename(cache / "other")
+    with pytest.raises(SourceError, match="not a model"):
+        find_model("other")
+
+
 def test_removal_leaves_the_others(cache: Path) -> None:
     store("toy")
     store("other")

@@ -184,6 +184,14 @@ def test_hostile_indexes(tmp_path, case):
         assert fact in caught.value.message
 
 
+def test_an_index_over_the_limit(tmp_path):
+    """A file of holes: it takes no disk."""
+    with open(tmp_path / "model.safetensors.index.json", "wb") as file:
+        file.truncate(100_000_001)
+    with pytest.raises(SafetensorsError, match=r"has 100,000,001 bytes, the limit is 100,000,000"):
+        read_safetensors(tmp_path)
+
+
 # Files put together by hand, so that every claim in them can be wrong.
 
 
@@ -233,6 +241,7 @@ HOSTILE = {
     "text": (one(shape=["1"]), ["shape ['1']"]),
     "NaN": (one(shape=[float("nan")]), ["shape [nan]"]),
     "2^64": (one(shape=[2**64]), ["shape [18446744073709551616]"]),
+    "a number of 4,000 digits": (one(shape=[10**4000]), ["shape [100000", "must be a list"]),
     "9 dimensions": (one(shape=[1] * 9), ["at most 8"]),
     "10^5 dimensions": (one(shape=[1] * 10**5), ["shape [1, 1, 1, 1, 1, 1, ...]"]),
     "beyond memory": (one(shape=[2**40, 2**40]), ["[1099511627776, 1099511627776]", "beyond any memory"]),

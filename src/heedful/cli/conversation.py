@@ -32,6 +32,12 @@ class Draft:
     stream: TextStream
     conversation_tokens: int
     """Of everything said, with the template's own; the stream's prompt has fewer when oldest turns were dropped."""
+    tries: int
+    """Answers to the same message before it."""
+
+    @property
+    def dropped_tokens(self) -> int:
+        return self.conversation_tokens - self.stream.sequence.prompt_len
 
 
 class Conversation:
@@ -50,104 +56,95 @@ class Conversation:
         warn: Callable[[HistoryError], None],
     ) -> None:
         self.llm = llm
-        self.sampling = dict(sampling)
-        self.history = history
-        self.chat_id: int | None = None
+        self.sampling = {name: value for name, value in sampling.items() if name != "seed"}
+        self.system: str | None = None
         self.messages: list[ChatMessage] = []
         self.ledger = Ledger()
+        self.history = history
+        self.chat_id: int | None = None
+        self._first_seed: int | None = sampling.get("seed")
         self._warn = warn
-        self._position: int | None = None
+        self._last_position = -1
         self._tries = 0
-        self.system: str | None = None
-        self._check(system)
-        self.system = system
+        self.set_system(system)
 
     def resume(self, chat: StoredChat, messages: Mapping[int, ChatMessage]) -> None:
         """Go on with a stored chat; `messages` by position. Its system message holds unless there is one already."""
         self.start_over()
         self.chat_id = chat.id
         self.messages = list(messages.values())
-        self._position = max(messages, default=None)
+        self._last_position = max(messages, default=-1)
         for message in self.messages:
             if message.receipt is not None:
                 self.ledger.add(receipt_from_dict(message.receipt))
-        if self.system is None:
-            self.set_system(chat.system)
+        self.set_system(chat.system if self.system is None else self.system)
 
     def start_over(self) -> None:
         """An empty conversation; the system message stays."""
-        self.chat_id = None
         self.messages = []
         self.ledger = Ledger()
-        self._position = None
-        self._tries = 0
+        self.chat_id = None
 
     def set_system(self, system: str | None) -> None:
-        """From the next answer on. Raises TemplateError when the model takes no such message."""
-        self._check(system)
+        """From the next answer on. Raises TemplateError when the model takes no such message, or no chat at all."""
+        self.llm.encode_chat(_shown_to_model(system, [ChatMessage("user", "Hello")]))
         self.system = system
-        if self.chat_id is not None:
-            self._store(lambda history: history.set_system(self.chat_id, system))
+        if (chat_id := self.chat_id) is not None:
+            self._store(lambda history: history.set_system(chat_id, system))
 
     def ask(self, text: str) -> Draft:
         """Raises UsageError when the message cannot be answered; the conversation is then as before."""
-        self._tries = 0
         question = ChatMessage("user", text)
-        return self._draft([*self.messages, question], question)
+        return self._draft([*self.messages, question], question, tries=0)
 
     def ask_again(self) -> Draft:
         """Another answer to the last message."""
-        if not self.messages or self.messages[-1].role != "assistant":
+        if not self.messages:
             raise UsageError("there is no answer yet that could be made again", "Ask something first.")
-        self._tries += 1
-        return self._draft(self.messages[:-1], None)
+        return self._draft(self.messages[:-1], None, self._tries + 1)
 
     def keep(self, draft: Draft) -> ChatMessage:
         """Take the ended answer in, and store it. A stopped one is kept as far as it came."""
         completion = draft.stream.completion
         self.ledger.add(completion.receipt)
+        self._tries = draft.tries
         cancelled = completion.finish_reason == "cancelled"
         answer = ChatMessage("assistant", completion.text, completion.receipt.to_dict(), cancelled)
         if draft.question is not None:
-            self._add(draft.question, answer)
+            self._add([draft.question, answer])
         elif answer.content or not cancelled:  # stopped before its first word, it leaves the old one in place
             self._replace_last(answer)
         return answer
 
-    def _draft(self, messages: list[ChatMessage], question: ChatMessage | None) -> Draft:
+    def _draft(self, messages: list[ChatMessage], question: ChatMessage | None, tries: int) -> Draft:
         shown = _shown_to_model(self.system, messages)
         conversation_tokens = len(self.llm.encode_chat(shown))
+        seed = None if self._first_seed is None else self._first_seed + tries
         try:
-            stream = self.llm.stream_chat(shown, truncate=True, **self.sampling, seed=self._seed())
+            stream = self.llm.stream_chat(shown, truncate=True, **self.sampling, seed=seed)
         except ContextOverflow as error:
             raise UsageError(
                 f"this message and the system message alone have {error.prompt_tokens:,} tokens; of the context of "
                 f"{self.llm.context_len:,}, {self.sampling['max_tokens']:,} are kept for the answer",
                 "Shorten it, or start again with a larger --context or a smaller --max-tokens.",
             ) from error
-        return Draft(question, stream, conversation_tokens)
+        return Draft(question, stream, conversation_tokens, tries)
 
-    def _seed(self) -> int | None:
-        first: int | None = self.seed
-        return None if first is None else first + self._tries
+    def _add(self, turn: list[ChatMessage]) -> None:
+        self.messages += turn
 
-    def _check(self, system: str | None) -> None:
-        """Whether the model's template takes a conversation that begins so. Raises TemplateError."""
-        self.llm.encode_chat(_shown_to_model(system, [ChatMessage("user", "Hello")]))
+        def write(history: History) -> None:
+            if self.chat_id is None:
+                self.chat_id, self._last_position = history.start(self.llm.name, self.system, turn)
+            else:
+                self._last_position = history.append(self.chat_id, turn)
 
-    def _add(self, question: ChatMessage, answer: ChatMessage) -> None:
-        self.messages += [question, answer]
-        self._store(lambda history: self._store_turn(history, [question, answer]))
-
-    def _store_turn(self, history: History, turn: list[ChatMessage]) -> None:
-        if self.chat_id is None:
-            self.chat_id, self._position = history.start(self.llm.name, self.system, turn)
-        else:
-            self._position = history.append(self.chat_id, turn)
+        self._store(write)
 
     def _replace_last(self, answer: ChatMessage) -> None:
         self.messages[-1] = answer
-        self._store(lambda history: history.replace(self.chat_id, self._position, answer))
+        if (chat_id := self.chat_id) is not None:
+            self._store(lambda history: history.replace(chat_id, self._last_position, answer))
 
     def _store(self, write: Callable[[History], None]) -> None:
         if self.history is None:

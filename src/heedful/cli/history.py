@@ -125,7 +125,8 @@ class History:
     def replace(self, chat_id: int, position: int, message: ChatMessage) -> None:
         with self._writing() as db:
             db.execute(
-                "UPDATE messages SET role = ?, content = ?, receipt = ?, cancelled = ? WHERE chat_id = ? AND position = ?",
+                "UPDATE messages SET role = ?, content = ?, receipt = ?, cancelled = ? "
+                "WHERE chat_id = ? AND position = ?",
                 (*_columns(message), chat_id, position),
             )
 
@@ -154,9 +155,8 @@ class History:
 
     def messages(self, chat_id: int) -> dict[int, ChatMessage]:
         """By position, in order."""
-        rows = self._rows(
-            "SELECT position, role, content, receipt, cancelled FROM messages WHERE chat_id = ? ORDER BY position", chat_id
-        )
+        columns = "position, role, content, receipt, cancelled"
+        rows = self._rows(f"SELECT {columns} FROM messages WHERE chat_id = ? ORDER BY position", chat_id)
         return {row[0]: ChatMessage(row[1], row[2], self._receipt(row[3]), bool(row[4])) for row in rows}
 
     def questions(self, limit: int) -> list[str]:

@@ -52,24 +52,28 @@ def _options(
     pass
 
 
-INTERRUPTED = 130
-PIPE_CLOSED = 141
+PIPE_CLOSED = 141  # as a shell reports a program that the closed pipe has ended
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit status: 2 for bad usage, 1 for other errors, 130 after Ctrl-C."""
     try:
-        result = app(args=list(arguments), standalone_mode=False)
+        status = _run_verb(arguments)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+    except BrokenPipeError:  # the reader has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return status
+
+
+def _run_verb(arguments: Sequence[str]) -> int:
+    try:
+        app(args=list(arguments), prog_name="heedful")
+    except SystemExit as leaving:  # how typer always ends; a wrong option is printed by then
+        return leaving.code if isinstance(leaving.code, int) else 1
     except HeedfulError as error:
         print(f"heedful: {error.message}", file=sys.stderr)
         if error.remedy:
             print(f"  {error.remedy}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    except (KeyboardInterrupt, typer.Abort):
-        print(file=sys.stderr)
-        return INTERRUPTED
+    raise AssertionError("typer came back")

@@ -55,7 +55,9 @@ def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> d
         "weights": weights,
         "file_bytes": sum(p.stat().st_size for p in files),
         "memory_bytes": 4 * weights,
-        "kv_bytes_per_1000_tokens": {k: 1000 * rows * row_bytes(config.head_dim) for k, row_bytes in KV_FORMATS.items()},
+        "kv_bytes_per_1000_tokens": {
+            k: 1000 * rows * row_bytes(config.head_dim) for k, row_bytes in KV_FORMATS.items()
+        },
         "visits_per_token": {
             str(context): decode_cost(Shape.from_config(config), context).visits
             for context in contexts

@@ -20,6 +20,7 @@ _SAVE, _BACK = "\x1b7", "\x1b8"  # DECSC, DECRC: cursor and style
 _DOWN, _UP = "\x1bD", "\x1b[A"  # IND scrolls at the bottom and keeps the column
 _ALL_ROWS = "\x1b[r"  # DECSTBM without rows; it also sends the cursor home
 _ERASE_ROW = "\x1b[2K"
+_ERASE_BELOW = "\x1b[J"  # from the cursor on
 _FEWEST_ROWS, _FEWEST_COLUMNS = 5, 20
 REFRESH_SECONDS = 0.1
 
@@ -95,9 +96,9 @@ class StatusLine:
     def close(self) -> None:
         """Idempotent."""
         if self._shown_in is not None:
-            rows = self._shown_in.lines
             self._shown_in = None
-            self._write(f"{_SAVE}{_ALL_ROWS}\x1b[{rows};1H{_ERASE_ROW}{_BACK}")
+            # after a resize nobody knows which row the text is in, but it is below the cursor, with nothing else
+            self._write(f"{_SAVE}{_ALL_ROWS}{_BACK}{_ERASE_BELOW}")
 
     def _write(self, sequence: str) -> None:
         self._out.write(sequence)

@@ -82,7 +82,11 @@ class Meter:
             output_tokens=self.sequence.output_len,
             policy={"kv": policy.kv_format, "windows": windows_in_words(config.windows)},
             visits=Visits(
-                self.prefill_visits, self.decode_visits, total, self.dense_visits, Saved(window=self.dense_visits - total)
+                self.prefill_visits,
+                self.decode_visits,
+                total,
+                self.dense_visits,
+                Saved(window=self.dense_visits - total),
             ),
             kv=KVTraffic(
                 policy.kv_format,

@@ -180,7 +180,7 @@ def cheaper(question: Question, shape: Shape, setting: Setting) -> str:
     changes = [(_measure(c.question, c.shape, c.setting), c) for c in _changes(question, shape, setting)]
     after, change = min(changes, key=lambda pair: pair[0], default=(before, None))
     if change is None or after > before * (1 - WORTH_SAYING):
-        return f"Cheaper: no window and no smaller number format lowers this by {percent(WORTH_SAYING)}."
+        return f"Cheaper: no change that heedful would propose saves {percent(WORTH_SAYING)} here."
     seconds = estimate_answer(question, shape, setting) is not None
     share = f"{percent(1 - after / before)} less"
     time = f" and take {duration(after)} instead of {duration(before)}, {share}" if seconds else f", {share}"
@@ -201,7 +201,7 @@ def _work(question: Question, shape: Shape, setting: Setting, change: _Change) -
 
 def _changes(question: Question, shape: Shape, setting: Setting) -> Iterator[_Change]:
     if question.kind in ("decode", "request"):
-        window = _window_for(question.tokens)
+        window = _narrower_window(question.tokens, shape)
         sinks = max(_SINKS, shape.sinks)
         if window is not None:
             narrowed = shape.with_policy(window, sinks)
@@ -235,7 +235,11 @@ def percent(share: float) -> str:
     return "over 99.9 %" if 0.9995 <= share < 1 else f"{100 * share:.1f} %"
 
 
-def _window_for(tokens: int) -> int | None:
-    """The largest power of two in a quarter of the tokens, within limits: enough to matter, and not absurd."""
-    window = 1 << max(0, (tokens // 4).bit_length() - 1)
-    return min(window, _WIDEST_WINDOW) if window >= _NARROWEST_WINDOW else None
+def _narrower_window(tokens: int, shape: Shape) -> int | None:
+    """Half of the widest window; without one the largest power of two in a quarter of the tokens, up to a limit."""
+    windows = [window for window, _ in shape.layers_by_window]
+    if None in windows:
+        window = min(_WIDEST_WINDOW, 1 << max(0, (tokens // 4).bit_length() - 1))
+    else:
+        window = min(tokens, max(w for w in windows if w is not None)) // 2
+    return window if window >= _NARROWEST_WINDOW else None

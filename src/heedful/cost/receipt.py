@@ -1,4 +1,4 @@
-"""The receipt: the cost record of one request. Its JSON names are public and stable (docs/cost.md says what each means).
+"""The receipt: the cost record of one request. Its JSON names are public and stable; docs/cost.md explains each.
 
 `visits.dense == visits.total + sum(visits.saved)`, exactly. Seconds are wall time; energy names its source.
 """
@@ -99,7 +99,7 @@ class Receipt:
             f"{self.prompt_tokens:,} in ({self.cached_tokens:,} cached)",
             f"{self.output_tokens:,} out",
             *([f"{decode:.0f} tok/s"] if decode else []),
-            f"{human(self.visits.total)} visits of {human(self.visits.dense)} dense",
+            f"{human(self.visits.total).strip()} visits of {human(self.visits.dense).strip()} dense",
             f"KV {human(self.kv.bytes_held_peak)}B {self.kv.format}",
             f"~{e.joules:.2g} J{interval}",
         ))  # fmt: skip
@@ -110,9 +110,9 @@ def _rate(tokens: int, seconds: float) -> float | None:
 
 
 def human(number: float) -> str:
-    """1234567 → '1.2 M'. Decimal thousands, two significant digits."""
-    for unit in ("", "k", "M", "G", "T"):
+    """1234567 → '1.23 M'. Decimal thousands, three significant digits."""
+    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
         if number < 999.5:
             return f"{number:.0f} {unit}" if number >= 99.5 or unit == "" else f"{number:.3g} {unit}"
         number /= 1000
-    return f"{number:,.0f} P"
+    return f"{number:,.0f} Y"

@@ -1,9 +1,9 @@
 """Token ids in, token ids out, for any number of sequences at once. Knows no text; llm.py adds that.
 
-    sequence = engine.add(request)
-    while sequence.finish is None:
-        engine.step()
-    receipt = engine.receipt(sequence)
+sequence = engine.add(request)
+while sequence.finish is None:
+    engine.step()
+receipt = engine.receipt(sequence)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The synchronous face: text in, text and its cost out.
 
-    from heedful import LLM
-    llm = LLM("smollm2")
-    answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], max_tokens=60)
-    print(answer.text, answer.receipt.line())
+from heedful import LLM
+llm = LLM("smollm2")
+answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], max_tokens=60)
+print(answer.text, answer.receipt.line())
 """
 
 from __future__ import annotations

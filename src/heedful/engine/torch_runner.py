@@ -47,7 +47,7 @@ class TorchRunner:
         wanted = [int(end) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.reaches_end]
         if not wanted:
             return np.empty((0, self.config.vocab_size), dtype=np.float32)
-        return self.decoder.logits(hidden[wanted]).numpy()  # type: ignore[no-any-return]
+        return self.decoder.logits(hidden[wanted]).numpy()
 
 
 class PagedAttend:
@@ -72,9 +72,7 @@ class PagedAttend:
     ) -> Tensor:
         keys, values = self._rows[layer]
         outs = []
-        parts = zip(
-            self._steps[layer], q.split(self._lengths), k.split(self._lengths), v.split(self._lengths), strict=True
-        )
+        parts = zip(self._steps[layer], *(torch.split(x, self._lengths) for x in (q, k, v)), strict=True)
         for step, q_part, k_part, v_part in parts:
             keys[step.new] = k_part
             values[step.new] = v_part

@@ -51,7 +51,7 @@ class DenseAttend:
         scale: float,
         softcap: float | None,
     ) -> Tensor:
-        documents = zip(q.split(self.lengths), k.split(self.lengths), v.split(self.lengths), strict=True)
+        documents = zip(*(torch.split(x, self.lengths) for x in (q, k, v)), strict=True)
         outs = []
         for q_doc, k_doc, v_doc in documents:
             bias = causal_bias(0, len(q_doc), 0, len(q_doc), window)
@@ -76,6 +76,6 @@ def attention(
     if softcap is not None:  # PyTorch's fused kernel has no soft cap
         allowed = torch.ones(len(q), len(k), dtype=torch.bool) if bias is None else bias == 0
         return reference.attention(q, k, v, allowed, scale=scale, softcap=softcap)[0]
-    heads_first = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(*heads_first, attn_mask=bias, scale=scale, enable_gqa=True)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=True)
     return out.squeeze(0).transpose(0, 1)

@@ -75,7 +75,9 @@ class ModelConfig:
         for name in _SIZES:
             _size(name, getattr(self, name))
         if len(self.windows) != self.num_layers or any(w is not None and w < 1 for w in self.windows):
-            raise UnsupportedModel(f"windows {self.windows} do not fit {self.num_layers} layers", "The file is damaged.")
+            raise UnsupportedModel(
+                f"windows {self.windows} do not fit {self.num_layers} layers", "The file is damaged."
+            )
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModel(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly", "The file is damaged."
@@ -116,7 +118,9 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     try:
         return _gpt2_from_hf(hf) if model_type == "gpt2" else _llama_like_from_hf(model_type, hf)
     except KeyError as missing:
-        raise UnsupportedModel(f"config.json of this {model_type} model lacks {missing}", "The file is incomplete.") from None
+        raise UnsupportedModel(
+            f"config.json of this {model_type} model lacks {missing}", "The file is incomplete."
+        ) from None
 
 
 def _llama_like_from_hf(family: str, hf: Mapping[str, Any]) -> ModelConfig:

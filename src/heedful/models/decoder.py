@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from heedful.kernels.attention import Attend
+from heedful.kernels.reference import rotate
 from heedful.models.config import ModelConfig
-from heedful.models.layers import MLP, Linear, make_norm, rotary_table, rotate
+from heedful.models.layers import MLP, Linear, make_norm, rotary_table
 
 Rotary = tuple[Tensor, Tensor] | None
 
@@ -102,7 +103,7 @@ class Decoder(nn.Module):
         """(R, C) → (R, vocab)."""
         logits = self.head(hidden)
         cap = self.config.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)  # type: ignore[no-any-return]
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def weight_slots(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by the name that weights/names.py gives it, with the (slice of the) parameter it belongs in."""
@@ -110,7 +111,7 @@ class Decoder(nn.Module):
             owner, kind = name.rsplit(".", 1)
             if owner.endswith("attn.qkv"):
                 sizes = [n * self.config.head_dim for n in (self.config.num_heads, *[self.config.num_kv_heads] * 2)]
-                yield from _slots(owner.removesuffix("qkv"), ("q", "k", "v"), kind, parameter.split(sizes))
+                yield from _slots(owner.removesuffix("qkv"), ("q", "k", "v"), kind, torch.split(parameter, sizes))
             elif owner.endswith("mlp.up") and self.config.gated_mlp:
                 yield from _slots(owner.removesuffix("up"), ("gate", "up"), kind, parameter.chunk(2))
             else:

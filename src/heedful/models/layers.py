@@ -6,11 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.kernels.reference import rms_norm, rotate
+from heedful.kernels.reference import rms_norm
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
-
-__all__ = ["Linear", "MLP", "RMSNorm", "make_norm", "rotary_table", "rotate"]
 
 _ROW_GROUPS = 4
 

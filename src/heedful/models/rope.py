@@ -71,7 +71,8 @@ class Rope:
         low, high = max(low, 0), min(high, self.rotary_dim - 1)
         ramp = (np.arange(self.rotary_dim // 2) - low) / max(high - low, 0.001)
         keep = 1 - np.clip(ramp, 0.0, 1.0)
-        return keep * plain + (1 - keep) * plain / self.factor
+        turning: npt.NDArray[np.float64] = keep * plain + (1 - keep) * plain / self.factor
+        return turning
 
     def _channel_of(self, turns: float) -> float:
         """The (fractional) channel pair that makes `turns` full turns within the original context."""

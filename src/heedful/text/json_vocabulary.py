@@ -135,11 +135,11 @@ def _wrapping_ids(engine: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[
 
 
 def _plain_encoder(engine: tokenizers.Tokenizer, control_ids: frozenset[int]) -> Callable[[str, bool], list[int]]:
-    inner = _without_first_space(engine)
+    inner = cache(lambda: _without_first_space(engine))  # made when a chat first needs it: it costs another load
     unknown_ids = {token.id for token in engine.model.tokenize("\U000f1234")}
 
     def encode(text: str, at_start: bool) -> list[int]:
-        ids = (engine if at_start else inner).encode(text, add_special_tokens=False).ids
+        ids = (engine if at_start else inner()).encode(text, add_special_tokens=False).ids
         return [part for token_id in ids for part in disarmed(token_id)]
 
     def disarmed(token_id: int) -> Iterator[int]:
@@ -162,10 +162,8 @@ def _without_first_space(engine: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     metaspace = engine.pre_tokenizer
     if not isinstance(metaspace, pre_tokenizers.Metaspace) or metaspace.prepend_scheme != "first":
         return engine
-    inner = Tokenizer(engine.model)
-    inner.normalizer = engine.normalizer
+    inner = Tokenizer.from_str(engine.to_str())
     inner.pre_tokenizer = pre_tokenizers.Metaspace(metaspace.replacement, prepend_scheme="never", split=metaspace.split)
-    inner.add_tokens([token for token in engine.get_added_tokens_decoder().values() if not token.special])
     inner.encode_special_tokens = True
     return inner
 

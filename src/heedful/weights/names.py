@@ -83,7 +83,8 @@ def from_hf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
     if config.tied_head:
         weights.pop("head.weight", None)
     if config.family == "gpt2":
-        _each(weights, lambda name: name.endswith((".qkv.weight", ".out.weight", ".up.weight", ".down.weight")), _transpose)
+        matrices = (".qkv.weight", ".out.weight", ".up.weight", ".down.weight")
+        _each(weights, lambda name: name.endswith(matrices), _transpose)
     if config.family == "gemma3":  # stored as weight - 1
         _each(weights, lambda name: name.endswith("norm.weight"), lambda t: _dense(t, t.to_float32() + np.float32(1)))
     _split_fused(weights, config)

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any, NoReturn, TypeGuard
 
 from heedful.errors import SafetensorsError
@@ -161,7 +161,7 @@ def _read_shards(index_path: Path) -> dict[str, StoredTensor]:
 
 def _shard_path(index_path: Path, file: str) -> Path:
     """Only plain names: an index must not open files elsewhere. Links are the user's own and are followed."""
-    if file in ("", ".", "..") or PurePosixPath(file).name != file or PureWindowsPath(file).name != file:
+    if file in ("", ".", "..") or PureWindowsPath(file).name != file:  # Windows' rules: both slashes, and drives
         _refuse(index_path, f"names the file {brief(file)}, only plain names of files beside it are allowed")
     if not os.path.exists(index_path.with_name(file)):
         _refuse(index_path, f"names the file {brief(file)}, which is not beside it", "Fetch the missing file.")

