@@ -25,7 +25,7 @@ HEADS, LAYERS, KV_HEADS, HEAD_DIM = 2, 3, 1, 4
 END = 0
 KV_ROW_BYTES = 4 * HEAD_DIM
 
-CONFIG = ModelConfig(
+CONFIG = ModelConfig(  # only its sizes count here
     family="gpt2",
     vocab_size=3000,
     hidden_size=8,
@@ -133,12 +133,8 @@ class ScriptedLLM(LLM):
         return [sampling["seed"] for _, sampling in self.asked]
 
     @property
-    def free_tokens(self) -> int:
-        return self.runner.cache.pools[0].free_pages
-
-    @property
-    def all_tokens(self) -> int:
-        return self.runner.cache.num_pages
+    def held_pages(self) -> int:
+        return sum(pool.num_pages - pool.free_pages for pool in self.runner.cache.pools)
 
 
 def endless(word: str = "on") -> Iterable[str]:

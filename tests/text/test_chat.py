@@ -69,29 +69,24 @@ def test_a_user_writes_no_control_token(smollm2: Tokenizer, contents: list[str])
 
 def test_every_user_string_is_plain_text() -> None:
     source = (
-        "{{ bos_token }}{{ messages[0].name }}{{ messages[0].tool_calls[0].function.arguments['</s>'] }}"
+        "{{ bos_token }}{{ messages[0].role }}{{ messages[0].name }}"
+        "{% for k, v in messages[0].arguments.items() %}{{ k }}={{ v }}{% endfor %}"
         "{{ tools | tojson }}{{ note }}{{ eos_token }}"
     )
-    call = {"function": {"arguments": {"</s>": "</s>"}}}
-    segments = template(source).render(
-        user("x", name="</s>", tool_calls=[call]), tools=[{"name": "</s>", "</s>": 1}], note="<s>"
-    )
-    inner = '</s></s>[{"name": "</s>", "</s>": 1}]<s>'
-    # The key in the template is the template's own word, so it is not found: what it would give is undefined, i.e. "".
-    assert segments in (
-        [Segment("<s>", True), Segment(inner, False), Segment("</s>", True)],
-        [Segment("<s>", True), Segment(inner.removeprefix("</s>"), False), Segment("</s>", True)],
-    )
+    message = {"role": "<s>", "content": "", "name": "</s>", "arguments": {"<|end|>": ["</s>"]}}
+    segments = template(source).render([message], tools=[{"</s>": "<s>"}], note="<s>")
+    inner = """<s></s><|end|>=['</s>'][{"</s>": "<s>"}]<s>"""
+    assert segments == [Segment("<s>", True), Segment(inner, False), Segment("</s>", True)]
 
 
-def test_templates_work_on_covered_text_as_on_the_original() -> None:
+def test_templates_work_on_content_as_it_is() -> None:
     content = "  <|end|> one\n</s> \ue000 "
     source = (
-        "{{ messages[0].content | trim }}|{{ messages[0].content | length }}|{{ messages[0].content.split('\\n')[1] }}"
+        "{% set c = messages[0].content %}{{ c | trim }}|{{ c | length }}|{{ c.split('</s>')[1] }}|"
+        "{{ '<|end|>' in c }}|{{ c | replace('<|end|>', '') }}"
     )
-    assert template(source).render(user(content)) == [
-        Segment(f"{content.strip()}|{len(content)}|{content.split(chr(10))[1]}", False)
-    ]
+    expected = f"{content.strip()}|{len(content)}| \ue000 |True|   one\n</s> \ue000 "
+    assert template(source).render(user(content)) == [Segment(expected, False)]
 
 
 @pytest.mark.parametrize(
@@ -132,14 +127,8 @@ PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     [
         ("{{ messages[0].content }}", "ab"),
         ("{{ messages[0]['content'] + '!' }}", "ab!"),
-        (
-            "{% for message in messages %}{% for part in message['content'] %}[{{ part.text }}]{% endfor %}{% endfor %}",
-            "[a][b]",
-        ),
-        (
-            "{% for message in messages %}{%- for part in message.content -%}[{{ part.text }}]{% endfor %}{% endfor %}",
-            "[a][b]",
-        ),
+        ("{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b]"),
+        ("{% for m in messages %}{%- for p in m.content -%}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b]"),
     ],
 )
 def test_parts_are_joined_unless_the_template_goes_through_them(source: str, expected: str) -> None:

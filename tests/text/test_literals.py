@@ -30,8 +30,11 @@ def test_split_takes_the_leftmost_and_then_the_longest_literal(literals: set[str
 
 
 @given(LITERALS, TEXTS)
-def test_starts_and_open_tails_are_found_everywhere(literals: set[str], text: str) -> None:
+def test_everything_is_found_everywhere(literals: set[str], text: str) -> None:
     scanner = LiteralScanner(literals)
     assert list(scanner.starts(text)) == [i for i in range(len(text)) if longest_at(literals, text, i)]
+    for i in range(len(text)):
+        ends = sorted((i + len(lit) for lit in literals if lit and text.startswith(lit, i)), reverse=True)
+        assert list(scanner.ends(text, i)) == ends
     tails = [i for i in range(len(text)) if any(lit.startswith(text[i:]) and lit != text[i:] for lit in literals)]
-    assert list(scanner.open_tails(text)) == tails
+    assert scanner.open_tail(text) == min(tails, default=len(text))

@@ -1,6 +1,7 @@
-"""The heap against the definition: join the best-scored neighbours until none is left. Real vocabularies: golden ids."""
+"""The heap against the definition: join the best-scored neighbours for as long as any can be joined."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ BYTE_IDS = list(range(256))
 def merged_by_definition(text: str, scores: dict[str, float]) -> list[str]:
     parts = list(text)
     while True:
-        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]
+        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
         if not pairs:
             return parts
         i = -max(pairs)[1]

@@ -167,9 +167,10 @@ class ChatLoop:
             most = llm.config.context_len
             larger = f"; --context goes up to {most:,}" if llm.context_len < most else ""
             self._screen.note(
-                f"The conversation has {draft.conversation_tokens:,} tokens, the context {llm.context_len:,}, of which "
-                f"{answer_tokens:,} are kept for the answer. The oldest turns are left out: {draft.dropped_tokens:,} "
-                f"tokens dropped. /new starts afresh; a smaller --max-tokens leaves more room{larger}."
+                f"The conversation has {draft.conversation_tokens:,} tokens, the context {llm.context_len:,}, "
+                f"of which {answer_tokens:,} are kept for the answer.\n"
+                f"The oldest turns are left out: {draft.dropped_tokens:,} tokens dropped.\n"
+                f"/new starts afresh; a smaller --max-tokens leaves more room{larger}."
             )
 
     def _system(self, text: str) -> None:

@@ -9,6 +9,7 @@ Knows nothing of models, prompts or screens.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sqlite3
@@ -93,8 +94,8 @@ class History:
     @classmethod
     def open(cls, path: Path) -> History:
         """Creates the file, and the folders above it, where they are missing."""
-        with _named_errors(path):
-            _make_file(path)
+        with _named_errors(path), _alone(path.parent):
+            _make_private(path)
             connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
             history = cls(path, connection)
             try:
@@ -198,14 +199,28 @@ class History:
         return receipt
 
 
-def _make_file(path: Path) -> None:
-    """SQLite would create it readable for all; its -wal and -shm files take over the mode set here."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _ONLY_OWNER)
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One program at a time: SQLite waits for no one while a file becomes WAL, but fails with "database is locked"."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fchmod(file, _ONLY_OWNER)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(file)
+        os.close(lock)
+
+
+def _make_private(path: Path) -> None:
+    """SQLite would create it readable for all; its -wal and -shm files take over the mode set here.
+
+    A file that is there is not opened: closing it would drop the locks that SQLite holds for this process.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _ONLY_OWNER))
+    except FileExistsError:
+        if path.is_file():
+            path.chmod(_ONLY_OWNER)
 
 
 def _insert(db: sqlite3.Connection, chat_id: int, messages: Sequence[ChatMessage]) -> int:

@@ -40,14 +40,16 @@ class MessageReader:
     def read(self) -> str | None:
         """The next message or command, as if typed in one go; None at the end. Blank ones are passed over."""
         try:
-            line = self._lines.next_line(PROMPT)
-            while not line.strip():
-                line = self._lines.next_line(PROMPT)
+            while not (message := self._message()).strip():
+                pass
         except EOFError:
             return None
-        message = escaped(self._block()) if line.strip() == QUOTES else self._continued(line)
         self._lines.remember(message)
         return message
+
+    def _message(self) -> str:
+        line = self._lines.next_line(PROMPT)
+        return escaped(self._block()) if line.strip() == QUOTES else self._continued(line)
 
     def _block(self) -> str:
         return "\n".join(self._until(lambda line: line.strip() == QUOTES))

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from heedful.errors import BadParameter, TemplateError
-from heedful.text.shield import ControlTexts, Shield
+from heedful.text.provenance import ControlTexts, unmarked
 from heedful.text.template_process import TemplateProcess
 
 _MAX_DEPTH = 64
@@ -48,8 +48,10 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        self._control_tokens = control_tokens
-        self._process = TemplateProcess(source, max_chars=max_chars, cpu_seconds=cpu_seconds)
+        self._control = ControlTexts(control_tokens)
+        self._process = TemplateProcess(
+            source, control_texts=self._control.texts, max_chars=max_chars, cpu_seconds=cpu_seconds
+        )
 
     def render(
         self,
@@ -70,20 +72,17 @@ class ChatTemplate:
             "tools": None if tools is None else _plain_json(list(tools), "tools"),
             **{name: _plain_json(value, name) for name, value in variables.items()},
         }
-        shield = Shield(self._control, {*self.source, *json.dumps(given, ensure_ascii=False)})
-        settings = {"documents": None, **self._special, "add_generation_prompt": add_generation_prompt}
+        stand_ins = self._control.stand_ins(taken=self.source + json.dumps(given, ensure_ascii=False))
+        if stand_ins is None:
+            raise BadParameter("messages", "they use nearly all private-use characters of Unicode", "Shorten them.")
+        marked = {name: self._control.marked(token, stand_ins) for name, token in self._special.items()}
+        settings = {"documents": None, **marked, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self._process.render({**settings, **shield.cover(given)})
+            text = self._process.render({**settings, **given}, stand_ins)
         except TemplateError as error:
-            raise TemplateError(shield.uncover(error.message), error.remedy) from error
-        return [
-            Segment(piece if is_control else shield.uncover(piece), is_control)
-            for piece, is_control in self._control.split(text)
-        ]
-
-    @cached_property
-    def _control(self) -> ControlTexts:
-        return ControlTexts(self._control_tokens)
+            raise TemplateError(unmarked(error.message, stand_ins), error.remedy) from error
+        roles = {message["role"] for message in given["messages"]}
+        return [Segment(piece, control) for piece, control in self._control.split(text, stand_ins, roles)]
 
     @cached_property
     def _takes_parts(self) -> bool:

@@ -1,8 +1,8 @@
 """From the `tokenizer.*` metadata of a GGUF file to a `Vocabulary`. Knows nothing of the file's bytes.
 
 Keys: GGUF specification (ggml-org/ggml docs/gguf.md); defaults where a key is missing: llama.cpp's. The patterns of the
-pre-tokenizers are those of the models' own tokenizer.json files, `default` is llama.cpp's. A name that is not listed here
-is refused: another's pattern would give slightly wrong ids, and nobody would notice.
+pre-tokenizers are those of the models' own tokenizer.json files, `default` is llama.cpp's. A name that is not listed
+here is refused: another's pattern would give slightly wrong ids, and nobody would notice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finding any of a fixed set of strings in a text: leftmost first, then longest. Knows nothing of tokens or templates.
+"""Finding any of a fixed set of strings in a text. Knows nothing of tokens or templates.
 
 Its memory is that of the strings; six thousand of them (Gemma's control tokens) cost a text no more than few do.
 """
@@ -27,43 +27,38 @@ class LiteralScanner:
         self._max_len = max(map(len, self._literals), default=0)
 
     def split(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Cuts `text` into (piece, is a literal); no piece is empty and their concatenation is `text`."""
+        """Cuts `text` into (piece, is a literal), leftmost literal first, then longest. No piece is empty."""
         done = 0
-        for start, end in self._matches(text):
-            if start > done:
-                yield text[done:start], False
-            yield text[start:end], True
-            done = end
+        candidate = self._first_char.search(text)
+        while candidate:
+            start = candidate.start()
+            end = next(self.ends(text, start), start)
+            if end > start:
+                if start > done:
+                    yield text[done:start], False
+                yield text[start:end], True
+                done = end
+            candidate = self._first_char.search(text, max(end, start + 1))
         if done < len(text):
             yield text[done:], False
 
     def starts(self, text: str) -> Iterator[int]:
         """Every position at which a literal starts, overlapping ones included."""
         for candidate in self._first_char.finditer(text):
-            if self._longest_at(text, candidate.start()):
+            if any(self.ends(text, candidate.start())):
                 yield candidate.start()
 
-    def open_tails(self, text: str) -> Iterator[int]:
-        """Every position from which `text` runs to its end as a proper beginning of a literal."""
-        for start in range(max(0, len(text) - self._max_len + 1), len(text)):
-            tail = text[start:]
-            following = bisect_right(self._sorted, tail)  # a longer string that starts with it sorts right behind it
-            if following < len(self._sorted) and self._sorted[following].startswith(tail):
-                yield start
-
-    def _matches(self, text: str) -> Iterator[tuple[int, int]]:
-        candidate = self._first_char.search(text)
-        while candidate:
-            start = candidate.start()
-            length = self._longest_at(text, start)
-            if length:
-                yield start, start + length
-            candidate = self._first_char.search(text, start + max(1, length))
-
-    def _longest_at(self, text: str, start: int) -> int:
-        """Length of the longest literal at `start`; 0 when there is none."""
-        for key in (text[start : start + 2], text[start]):
+    def ends(self, text: str, start: int) -> Iterator[int]:
+        """Ends of the literals at `start`, longest first."""
+        for key in dict.fromkeys((text[start : start + 2], text[start : start + 1])):
             for length in self._lengths.get(key, ()):
                 if text[start : start + length] in self._literals:
-                    return length
-        return 0
+                    yield start + length
+
+    def open_tail(self, text: str) -> int:
+        """First position from which `text` runs to its end as a proper beginning of a literal; its length if none."""
+        for start in range(max(0, len(text) - self._max_len + 1), len(text)):
+            following = bisect_right(self._sorted, text[start:])  # what starts with this tail sorts right behind it
+            if following < len(self._sorted) and self._sorted[following].startswith(text[start:]):
+                return start
+        return len(text)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,23 @@ from heedful.errors import TemplateError
 
 _BASE_MEMORY_BYTES = 256 << 20
 _BYTES_A_CHAR = 32  # of the rendered text: its pieces, the whole, and its JSON, at up to 4 bytes a character each
-_PROGRAM = "import sys; sys.path += sys.argv[1:]; import template_worker; template_worker.main()"
+_PROGRAM = "import sys; sys.path += sys.argv[1:]; from heedful.text.template_worker import main; main()"
 _REMEDY = "Take another model file, or give the finished prompt as text instead of messages."
 
 
 class TemplateProcess:
     """Renders `source`. One rendering at a time, from any thread; the process ends with this object.
 
-    `max_chars`: longest result. `cpu_seconds`: processor time for one rendering.
+    `control_texts`: see provenance.py. `max_chars`: longest result. `cpu_seconds`: processor time for one rendering.
     """
 
-    def __init__(self, source: str, *, max_chars: int, cpu_seconds: float) -> None:
+    def __init__(self, source: str, *, control_texts: Sequence[str] = (), max_chars: int, cpu_seconds: float) -> None:
         self._max_chars = max_chars
         self._cpu_seconds = cpu_seconds
         self._job = _line(
             {
                 "source": source,
+                "control_texts": control_texts,
                 "max_chars": max_chars,
                 "cpu_seconds": cpu_seconds,
                 "memory_bytes": _BASE_MEMORY_BYTES + _BYTES_A_CHAR * max_chars,
@@ -49,11 +50,11 @@ class TemplateProcess:
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """The text for variables that JSON can carry. Raises TemplateError."""
+    def render(self, variables: Mapping[str, Any], stand_ins: Mapping[str, str] | None = None) -> str:
+        """The text for variables that JSON can carry, with stand-ins in the control tokens. Raises TemplateError."""
         with self._lock:
             try:
-                reply = self._reply(_line(variables))
+                reply = self._reply(_line({"variables": variables, "stand_ins": stand_ins or {}}))
             except BaseException:
                 self._stop()  # half an exchange must not meet the next one
                 raise
@@ -101,7 +102,7 @@ class _Worker:
     a session of its own, so that Ctrl-C reaches this process alone."""
 
     def __init__(self) -> None:
-        folders = [_folder_of("jinja2"), _folder_of("markupsafe"), str(Path(__file__).parent)]
+        folders = [_folder_of(package) for package in ("jinja2", "markupsafe", "heedful")]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders],

@@ -69,10 +69,24 @@ struct AttentionShape {
     float softcap;      // 0: none; else scores become cap * tanh(score / cap)
 };
 
+// ---- elementwise.cpp -------------------------------------------------------------------------------------------
+
+enum class NormKind : int { rms = 0, layer = 1 };
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2 };
+
 // ---- the table -------------------------------------------------------------------------------------------------
 
 struct Ops {
     const char* name;
+
+    // out = norm(x) over n channels: x / sqrt(mean(x²) + eps) · weight, or LayerNorm with bias. out may be x.
+    void (*norm)(NormKind kind, const float* x, const float* weight, const float* bias, float eps, int n, float* out);
+
+    // Turn channel pairs (i, i + half) of one head in place: cos and sin (half).
+    void (*rotate)(float* head, const float* cos, const float* sin, int half);
+
+    // x = act(x) · gate_partner for n channels, or act(x) alone when `up` is null. act(gate)·up: x holds gate.
+    void (*activate)(Activation kind, float* x, const float* up, int n);
 
     // Quantize tokens [t0, t1) of `x` (T, C) into `out` in blocks of 32: scale = max abs / 127.
     void (*quantize_activations)(const float* x, const Activations& out, int t0, int t1);
@@ -90,10 +104,10 @@ struct Ops {
 
     // Partial attention of queries [q0, q1) (absolute positions within span) of one KV head's H / K query heads over the
     // keys of segment s, positions [512 s, 512 (s + 1)), as far as the span and each query allow.
-    // q: (end - start, H, D) floats. Writes for query i, head g: max, sum of exp, and unnormalised sum (D) to
+    // q: (end - start) rows of H·D floats, q_stride floats apart. Writes for query i, head g: max, sum of exp, and unnormalised sum (D) to
     // part + ((i - q0) * group + g) * (D + 2), as [max, sum, values...]; a query that sees no key: max = -inf, sum = 0.
     void (*attend_segment)(const PageBuffer& pages, const AttentionShape& shape, const Span& span, const float* q,
-                           int kv_head, int q0, int q1, int segment, float* part, void* scratch);
+                           int q_stride, int kv_head, int q0, int q1, int segment, float* part, void* scratch);
 
     // Bytes of scratch that attend_segment needs for up to `queries` queries at once.
     size_t (*attend_scratch_bytes)(const PageBuffer& pages, const AttentionShape& shape, int queries);

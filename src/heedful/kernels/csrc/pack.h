@@ -1,0 +1,37 @@
+// Weights from their file's format into the panels that matmul reads. Owns the layouts of ggml's blocks and of panels.
+// Knows nothing of files, threads or processors; panels are the same for every variant of the kernels.
+//
+// Errors, against the weights that the file means (x: the largest magnitude of the row's 32 columns):
+//   exact: F32 → f32, F16 → f16 and f32, BF16 → f32, Q4_0 and Q4_1 → w4, Q8_0, Q5_0 and IQ4_NL → w8
+//          (Q4_0 → w4 and Q8_0 → w8 need |8 · scale| to be a finite half, as every real file has it)
+//   Q4_K → w4: scale and min of each 32 rounded to half, up to 2^-11 of each, or 2^-25 absolute below 2^-14
+//   all else → w8: x / 254, plus 2^-11 of x from the scale's rounding where a code was not rounded anew (none is)
+//   all else → w4: (largest - smallest) / 30 of the 32 columns, plus 2^-11 of x
+//   all else → f16: 2^-11 of the weight, or 2^-25 absolute below 2^-14
+#pragma once
+
+#include "ops.h"
+
+namespace heedful {
+
+// Bytes of a panelled matrix. `cols` is a multiple of 32 for w4 and w8.
+size_t packed_bytes(Format format, int rows, int cols);
+
+// Whether this ggml type number can be packed.
+bool can_pack(int ggml_type);
+
+// Columns that are stored together, 1 for plain floats: cols is a multiple.
+int stored_block_len(int ggml_type);
+
+// Bytes of a stored row of `cols` columns.
+size_t stored_row_bytes(int ggml_type, int cols);
+
+// The panel format that keeps this type's precision: f32, f16 (F16), w4 (Q4_0, Q4_1, Q4_K) or w8.
+Format packed_format(int ggml_type);
+
+// Write panels [p0, p1) of a matrix of `rows` × `cols`, stored row after row at `stored` (any alignment), into `panels`
+// (the start of panel 0). Threads may pack different ranges at once. Any type goes into any format; w4 and w8 need
+// cols to be a multiple of 32.
+void pack(int ggml_type, const uint8_t* stored, Format format, int rows, int cols, int p0, int p1, uint8_t* panels);
+
+}  // namespace heedful

@@ -1,0 +1,416 @@
+// One decoder step over a thread pool: every thread walks all layers and meets the others at barriers.
+//
+// Per layer: norm and quantize | q, k, v | rotate and store | attention | out + residual | norm and quantize | gate, up and
+// activation | down + residual. A lone token's norms and quantizations are done by every thread for itself: on 2 cores that
+// is cheaper than a barrier. With more tokens they are split by token.
+//
+// Attention work is cut into items (chunk, KV head, tile of queries), and where those are few (decoding a long context) also
+// by segments of 512 keys, whose partial results are merged in order. Neither changes a bit of the result.
+
+#include "step.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace heedful {
+namespace {
+
+constexpr int kQueryTile = 16;
+
+// 64-byte aligned memory that only grows; contents are lost when it does.
+template <typename T>
+class Buffer {
+public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data_); }
+    T* get() const { return data_; }
+    T* reserve(size_t count) {
+        if (count <= count_) return data_;
+        std::free(data_);
+        const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+        data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+        if (!data_) throw std::bad_alloc();
+        count_ = count;
+        return data_;
+    }
+
+private:
+    T* data_ = nullptr;
+    size_t count_ = 0;
+};
+
+// Inputs of matrix products for some tokens: normed floats and their quantized form.
+struct InputBuffers {
+    Buffer<float> values, scales, scaled_sums;
+    Buffer<int8_t> codes;
+    void reserve(int tokens, int cols) {
+        const size_t count = static_cast<size_t>(tokens) * cols, blocks = count / kBlock + 1;
+        values.reserve(count);
+        codes.reserve(count);
+        scales.reserve(blocks);
+        scaled_sums.reserve(blocks);
+    }
+    Activations view(const float* source, int tokens, int cols) const {
+        return {tokens, cols, source, codes.get(), scales.get(), scaled_sums.get()};
+    }
+};
+
+// Queries [q0, q1) of one chunk for one KV head over segments [s0, s1); part: where the partial results go when the
+// segments are shared out, null when this item merges them itself.
+struct Item {
+    const Span* span;
+    int first_token, kv_head, q0, q1, s0, s1;
+    float* part;
+};
+
+// Partial results of one query and head, to be merged into out of one token.
+struct MergeJob {
+    const float* parts;
+    size_t stride;
+    int segments, token, head;
+};
+
+struct GroupWork {
+    std::vector<Item> items;
+    std::vector<MergeJob> merges;  // empty when the items merge for themselves
+};
+
+bool is_quantized(const Product& product) {
+    for (const Matrix& part : product.parts)
+        if (part.format == Format::w4 || part.format == Format::w8) return true;
+    return false;
+}
+
+int panels_of(const Product& product) {
+    int sum = 0;
+    for (const Matrix& part : product.parts) sum += part.panel_count();
+    return sum;
+}
+
+}  // namespace
+
+struct Decoder::Workspace {
+    Buffer<float> x, y, qkv, attended, gate, up, parts;
+    std::vector<Buffer<float>> cos, sin;  // by rope table: (T, half)
+    InputBuffers shared;
+    std::vector<InputBuffers> own;               // by thread, for a lone token
+    std::vector<Buffer<float>> own_parts, own_attended;
+    std::vector<Buffer<uint8_t>> scratch;
+    std::vector<GroupWork> groups;
+    std::unique_ptr<std::atomic<int>[]> next_item;  // by layer
+};
+
+Decoder::Decoder(const DecoderConfig& config, const Ops& ops, int threads)
+    : config(config), ops_(ops), pool_(threads), work_(std::make_unique<Workspace>()) {
+    work_->own = std::vector<InputBuffers>(threads);
+    work_->own_parts = std::vector<Buffer<float>>(threads);
+    work_->own_attended = std::vector<Buffer<float>>(threads);
+    work_->scratch = std::vector<Buffer<uint8_t>>(threads);
+}
+
+Decoder::~Decoder() = default;
+
+// One thread's walk through a step.
+class Decoder::Worker {
+public:
+    Worker(Decoder& decoder, const Step& step, int thread)
+        : d_(decoder), c_(decoder.config), ops_(decoder.ops_), w_(*decoder.work_), step_(step), thread_(thread),
+          threads_(decoder.pool_.size()), group_(c_.heads / c_.kv_heads) {}
+
+    void run() {
+        for (size_t i = 0; i < d_.layers.size(); i++) run_layer(d_.layers[i], static_cast<int>(i));
+        run_head();
+    }
+
+private:
+    void run_layer(const Layer& layer, int index) {
+        const int C = c_.hidden, D = c_.head_dim, qkv_rows = (c_.heads + 2 * c_.kv_heads) * D;
+        multiply(layer.qkv, prepare(w_.x.get(), &layer.attn_norm, C, layer.qkv), w_.qkv.get(), qkv_rows, false);
+        barrier();
+        rotate_and_store(layer, qkv_rows);
+        barrier();
+        attend(layer, index, qkv_rows);
+        barrier();
+        const float* attended = merge(layer);
+        add_to_residual(layer.out, attended, c_.heads * D, layer.attn_post_norm);
+        feed_forward(layer);
+    }
+
+    void feed_forward(const Layer& layer) {
+        const int I = c_.intermediate;
+        const Activations in = prepare(w_.x.get(), &layer.mlp_norm, c_.hidden, layer.up);
+        const int panels = layer.up.parts[0].panel_count(), p0 = mine(panels, thread_), p1 = mine(panels, thread_ + 1);
+        const int c0 = std::min(I, p0 * kPanelRows), c1 = std::min(I, p1 * kPanelRows);
+        const float* bias = layer.up.bias;
+        ops_.matmul(layer.up.parts[0], in, 0, step_.tokens, p0, p1, w_.gate.get(), I, bias, false);
+        if (c_.gated_mlp)
+            ops_.matmul(layer.up.parts[1], in, 0, step_.tokens, p0, p1, w_.up.get(), I, bias ? bias + I : nullptr, false);
+        for (int t = 0; t < step_.tokens && c1 > c0; t++) {
+            const size_t at = static_cast<size_t>(t) * I + c0;
+            ops_.activate(c_.activation, w_.gate.get() + at, c_.gated_mlp ? w_.up.get() + at : nullptr, c1 - c0);
+        }
+        barrier();
+        add_to_residual(layer.down, w_.gate.get(), I, layer.mlp_post_norm);
+    }
+
+    // x += post_norm(W · source)
+    void add_to_residual(const Product& product, const float* source, int cols, const Norm& post_norm) {
+        const Activations in = prepare(source, nullptr, cols, product);
+        if (!post_norm.weight) {
+            multiply(product, in, w_.x.get(), c_.hidden, true);
+            barrier();
+            return;
+        }
+        multiply(product, in, w_.y.get(), c_.hidden, false);
+        barrier();
+        for (int t = mine(step_.tokens, thread_); t < mine(step_.tokens, thread_ + 1); t++) {
+            float *x = w_.x.get() + static_cast<size_t>(t) * c_.hidden, *y = w_.y.get() + static_cast<size_t>(t) * c_.hidden;
+            norm(post_norm, y, c_.hidden, y);
+            for (int i = 0; i < c_.hidden; i++) x[i] += y[i];
+        }
+        barrier();
+    }
+
+    // The inputs of a product: normed when a norm is given, quantized when the product needs it.
+    Activations prepare(const float* source, const Norm* before, int cols, const Product& product) {
+        return prepare_tokens(source, before, cols, is_quantized(product), step_.tokens);
+    }
+
+    Activations prepare_tokens(const float* source, const Norm* before, int cols, bool quantized, int tokens) {
+        const bool alone = tokens == 1;
+        InputBuffers& buffers = alone ? w_.own[thread_] : w_.shared;
+        const int t0 = alone ? 0 : mine(tokens, thread_), t1 = alone ? 1 : mine(tokens, thread_ + 1);
+        if (before) {
+            for (int t = t0; t < t1; t++)
+                norm(*before, source + static_cast<size_t>(t) * cols, cols, buffers.values.get() + static_cast<size_t>(t) * cols);
+            source = buffers.values.get();
+        }
+        const Activations view = buffers.view(source, tokens, cols);
+        if (quantized) ops_.quantize_activations(source, view, t0, t1);
+        if (!alone && (before || quantized)) barrier();
+        return view;
+    }
+
+    // This thread's share of y (+)= W · in + bias.
+    void multiply(const Product& product, const Activations& in, float* y, int y_stride, bool add) {
+        const int all = panels_of(product), lo = mine(all, thread_), hi = mine(all, thread_ + 1);
+        int first_panel = 0, first_row = 0;
+        for (const Matrix& part : product.parts) {
+            const int p0 = std::max(lo - first_panel, 0), p1 = std::min(hi - first_panel, part.panel_count());
+            const float* bias = product.bias ? product.bias + first_row : nullptr;
+            if (p0 < p1) ops_.matmul(part, in, 0, in.tokens, p0, p1, y + first_row, y_stride, bias, add);
+            first_panel += part.panel_count();
+            first_row += part.rows;
+        }
+    }
+
+    // Positions into queries and keys; keys and values into their pages. Split by (token, head).
+    void rotate_and_store(const Layer& layer, int qkv_rows) {
+        const int heads = c_.heads + c_.kv_heads, units = step_.tokens * heads;
+        int chunk = 0;
+        for (int unit = mine(units, thread_); unit < mine(units, thread_ + 1); unit++) {
+            const int token = unit / heads, head = unit % heads;
+            while (token >= step_.chunk_starts[chunk + 1]) chunk++;
+            float* row = w_.qkv.get() + static_cast<size_t>(token) * qkv_rows;
+            place(layer, row + head * c_.head_dim, head < c_.heads ? layer.q_norm : layer.k_norm, token);
+            if (head >= c_.heads) store(layer, row, token, head - c_.heads, chunk);
+        }
+    }
+
+    void place(const Layer& layer, float* head, const Norm& head_norm, int token) {
+        if (head_norm.weight) norm(head_norm, head, c_.head_dim, head);
+        const int half = static_cast<int>(d_.ropes[layer.rope].inv_freq.size());
+        const size_t at = static_cast<size_t>(token) * half;
+        if (half) ops_.rotate(head, w_.cos[layer.rope].get() + at, w_.sin[layer.rope].get() + at, half);
+    }
+
+    void store(const Layer& layer, const float* row, int token, int kv_head, int chunk) {
+        const Span& span = step_.spans[chunk * step_.groups + layer.group];
+        const int position = span.start + token - step_.chunk_starts[chunk];
+        const int page = span.pages[position / kPageLen - span.first_page];
+        const float* key = row + (c_.heads + kv_head) * c_.head_dim;
+        ops_.store_row(layer.pages, page, kv_head, position % kPageLen, key, key + c_.kv_heads * c_.head_dim);
+    }
+
+    void attend(const Layer& layer, int index, int qkv_rows) {
+        const GroupWork& work = w_.groups[layer.group];
+        const AttentionShape shape{c_.heads, c_.query_scale, c_.attention_softcap};
+        uint8_t* scratch = w_.scratch[thread_].get();
+        for (;;) {
+            const int i = w_.next_item[index].fetch_add(1, std::memory_order_relaxed);
+            if (i >= static_cast<int>(work.items.size())) return;
+            const Item& item = work.items[i];
+            const float* q = w_.qkv.get() + static_cast<size_t>(item.first_token) * qkv_rows;
+            const int rows = (item.q1 - item.q0) * group_;
+            const size_t part_floats = static_cast<size_t>(rows) * (c_.head_dim + 2);
+            float* part = item.part ? item.part : w_.own_parts[thread_].get();
+            for (int s = item.s0; s < item.s1; s++)
+                ops_.attend_segment(layer.pages, shape, *item.span, q, qkv_rows, item.kv_head, item.q0, item.q1, s,
+                                    part + (s - item.s0) * part_floats, scratch);
+            if (!item.part) merge_item(item, part, part_floats);
+        }
+    }
+
+    void merge_item(const Item& item, const float* part, size_t part_floats) {
+        const int D = c_.head_dim;
+        for (int q = item.q0; q < item.q1; q++)
+            for (int g = 0; g < group_; g++) {
+                const int token = item.first_token + q - item.span->start, head = item.kv_head * group_ + g;
+                const float* first = part + (static_cast<size_t>(q - item.q0) * group_ + g) * (D + 2);
+                ops_.merge_segments(first, part_floats, item.s1 - item.s0, D, attended(w_.attended.get(), token, head));
+            }
+    }
+
+    // Attention results as inputs of the out matrix; a lone token's are merged by every thread for itself.
+    const float* merge(const Layer& layer) {
+        const std::vector<MergeJob>& jobs = w_.groups[layer.group].merges;
+        if (jobs.empty()) return w_.attended.get();
+        const bool alone = step_.tokens == 1;
+        float* out = alone ? w_.own_attended[thread_].get() : w_.attended.get();
+        const int count = static_cast<int>(jobs.size());
+        const int first = alone ? 0 : mine(count, thread_), last = alone ? count : mine(count, thread_ + 1);
+        for (int i = first; i < last; i++)
+            ops_.merge_segments(jobs[i].parts, jobs[i].stride, jobs[i].segments, c_.head_dim,
+                                attended(out, jobs[i].token, jobs[i].head));
+        if (!alone) barrier();
+        return out;
+    }
+
+    float* attended(float* base, int token, int head) const {
+        return base + (static_cast<size_t>(token) * c_.heads + head) * c_.head_dim;
+    }
+
+    void run_head() {
+        const int C = c_.hidden, V = c_.vocab, wanted = step_.wanted;
+        if (wanted == 0) return;
+        for (int i = mine(wanted, thread_); i < mine(wanted, thread_ + 1); i++)
+            std::memcpy(w_.y.get() + static_cast<size_t>(i) * C, w_.x.get() + static_cast<size_t>(step_.wanted_tokens[i]) * C,
+                        C * sizeof(float));
+        barrier();
+        const Activations in = prepare_tokens(w_.y.get(), &d_.final_norm, C, is_quantized(d_.head), wanted);
+        const int panels = panels_of(d_.head), r0 = mine(panels, thread_) * kPanelRows;
+        multiply(d_.head, in, step_.logits, V, false);
+        if (c_.logit_softcap == 0) return;
+        const int r1 = std::min(V, mine(panels, thread_ + 1) * kPanelRows);
+        for (int i = 0; i < wanted; i++)
+            for (int r = r0; r < r1; r++) {
+                float& logit = step_.logits[static_cast<size_t>(i) * V + r];
+                logit = c_.logit_softcap * std::tanh(logit / c_.logit_softcap);
+            }
+    }
+
+    void norm(const Norm& n, const float* x, int count, float* out) const {
+        ops_.norm(c_.norm_kind, x, n.weight, n.bias, c_.norm_eps, count, out);
+    }
+
+    // First unit of `thread` when `count` units are shared out evenly.
+    int mine(int count, int thread) const { return static_cast<int>(static_cast<int64_t>(count) * thread / threads_); }
+    void barrier() { d_.pool_.barrier(); }
+
+    Decoder& d_;
+    const DecoderConfig& c_;
+    const Ops& ops_;
+    Workspace& w_;
+    const Step& step_;
+    const int thread_, threads_, group_;
+};
+
+namespace {
+
+int first_segment(const Span& span, int query) {
+    return span.window > 0 ? std::max(0, query - span.window + 1) / kSegment : 0;
+}
+
+// Cut one group's attention into items; parts are laid out in `parts` where segments are shared out.
+void plan_group(const Step& step, int group, const DecoderConfig& c, int threads, GroupWork& work, Buffer<float>& parts) {
+    work.items.clear();
+    work.merges.clear();
+    for (int chunk = 0; chunk < step.chunks; chunk++) {
+        const Span& span = step.spans[chunk * step.groups + group];
+        for (int q0 = span.start; q0 < span.end; q0 += kQueryTile) {
+            const int q1 = std::min(span.end, q0 + kQueryTile);
+            for (int head = 0; head < c.kv_heads; head++)
+                work.items.push_back({&span, step.chunk_starts[chunk], head, q0, q1, first_segment(span, q0),
+                                      (q1 - 1) / kSegment + 1, nullptr});
+        }
+    }
+    const std::vector<Item> whole = work.items;
+    if (static_cast<int>(whole.size()) >= 4 * threads) {
+        std::reverse(work.items.begin(), work.items.end());  // the longest first
+        return;
+    }
+    const int share = c.heads / c.kv_heads;
+    size_t floats = 0;
+    for (const Item& item : whole) floats += static_cast<size_t>(item.q1 - item.q0) * share * (c.head_dim + 2) * (item.s1 - item.s0);
+    float* next = parts.reserve(floats);
+    work.items.clear();
+    for (const Item& item : whole) {
+        const size_t stride = static_cast<size_t>(item.q1 - item.q0) * share * (c.head_dim + 2);
+        for (int q = item.q0; q < item.q1; q++)
+            for (int g = 0; g < share; g++)
+                work.merges.push_back({next + (static_cast<size_t>(q - item.q0) * share + g) * (c.head_dim + 2), stride,
+                                       item.s1 - item.s0, item.first_token + q - item.span->start, item.kv_head * share + g});
+        for (int s = item.s0; s < item.s1; s++, next += stride) {
+            Item piece = item;
+            piece.s0 = s, piece.s1 = s + 1, piece.part = next;
+            work.items.push_back(piece);
+        }
+    }
+}
+
+}  // namespace
+
+void Decoder::run(const Step& step) {
+    Workspace& w = *work_;
+    const size_t T = step.tokens, C = config.hidden, HD = static_cast<size_t>(config.heads) * config.head_dim;
+    const size_t I = config.intermediate, widest = std::max({C, HD, I});
+    std::memcpy(w.x.reserve(T * C), step.embedded, T * C * sizeof(float));
+    w.y.reserve(T * C);
+    w.qkv.reserve(T * (HD + 2 * static_cast<size_t>(config.kv_heads) * config.head_dim));
+    w.attended.reserve(T * HD);
+    w.gate.reserve(T * I);
+    if (config.gated_mlp) w.up.reserve(T * I);
+    w.shared.reserve(static_cast<int>(T), static_cast<int>(widest));
+    w.groups.resize(step.groups);
+    w.next_item = std::make_unique<std::atomic<int>[]>(layers.size());
+    for (size_t i = 0; i < layers.size(); i++) w.next_item[i] = 0;
+
+    w.cos.resize(ropes.size());
+    w.sin.resize(ropes.size());
+    for (size_t r = 0; r < ropes.size(); r++) {
+        const size_t half = ropes[r].inv_freq.size();
+        float *cos = w.cos[r].reserve(T * half + 1), *sin = w.sin[r].reserve(T * half + 1);
+        for (size_t t = 0; t < T; t++)
+            for (size_t i = 0; i < half; i++) {
+                const float angle = static_cast<float>(step.positions[t]) * ropes[r].inv_freq[i];
+                cos[t * half + i] = std::cos(angle) * ropes[r].scaling;
+                sin[t * half + i] = std::sin(angle) * ropes[r].scaling;
+            }
+    }
+
+    int most_segments = 1;
+    for (int i = 0; i < step.chunks * step.groups; i++)
+        most_segments = std::max(most_segments, (step.spans[i].end - 1) / kSegment + 1);
+    std::vector<Buffer<float>> group_parts(step.groups);
+    for (int g = 0; g < step.groups; g++) plan_group(step, g, config, pool_.size(), w.groups[g], group_parts[g]);
+
+    const int share = config.heads / config.kv_heads;
+    for (int thread = 0; thread < pool_.size(); thread++) {
+        w.own[thread].reserve(1, static_cast<int>(widest));
+        w.own_attended[thread].reserve(HD);
+        w.own_parts[thread].reserve(static_cast<size_t>(kQueryTile) * share * (config.head_dim + 2) * most_segments);
+        size_t bytes = 1;
+        for (const Layer& layer : layers)
+            bytes = std::max(bytes, ops_.attend_scratch_bytes(layer.pages, {config.heads, 1.0f, 0.0f}, kQueryTile));
+        w.scratch[thread].reserve(bytes);
+    }
+    pool_.run([&](int thread) { Worker(*this, step, thread).run(); });
+}
+
+}  // namespace heedful

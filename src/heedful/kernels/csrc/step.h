@@ -1,0 +1,86 @@
+// One step of a decoder: embedded tokens in, logits out. Built once from a layer table; the table is data, so one code
+// path serves every family. Knows nothing of tokenizers, page tables or sampling.
+#pragma once
+
+#include "ops.h"
+#include "pool.h"
+
+#include <memory>
+#include <vector>
+
+namespace heedful {
+
+// A matrix in parts that stand one below the other (q, k and v; gate and up) and its bias, or null.
+struct Product {
+    std::vector<Matrix> parts;
+    const float* bias = nullptr;
+    int rows() const {
+        int sum = 0;
+        for (const Matrix& part : parts) sum += part.rows;
+        return sum;
+    }
+};
+
+struct Norm {
+    const float* weight = nullptr;  // null: no such norm
+    const float* bias = nullptr;
+};
+
+// inv_freq (half) radians a position; empty: no rotation. cos and sin are multiplied by `scaling`.
+struct RopeTable {
+    std::vector<float> inv_freq;
+    float scaling = 1.0f;
+};
+
+struct Layer {
+    Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
+    Product qkv, out, up, down;  // up: gate and up where the MLP is gated
+    PageBuffer pages;
+    int group = 0;  // index of its layer group: which span it reads
+    int rope = 0;   // index into Decoder::ropes
+};
+
+struct DecoderConfig {
+    int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0, vocab = 0;
+    NormKind norm_kind = NormKind::rms;
+    float norm_eps = 1e-5f;
+    Activation activation = Activation::silu;
+    bool gated_mlp = true;
+    float query_scale = 1.0f, attention_softcap = 0.0f, logit_softcap = 0.0f;
+    int max_tokens = 512;  // the most tokens of one step
+};
+
+// What one step computes. Tokens of the chunks lie one after another.
+struct Step {
+    int tokens = 0;
+    const float* embedded = nullptr;  // (T, hidden)
+    const int32_t* positions = nullptr;  // (T)
+    int chunks = 0, groups = 0;
+    const int32_t* chunk_starts = nullptr;  // (chunks + 1) first token of each chunk
+    const Span* spans = nullptr;            // (chunks, groups)
+    int wanted = 0;
+    const int32_t* wanted_tokens = nullptr;  // (wanted) tokens whose logits are wanted
+    float* logits = nullptr;                 // (wanted, vocab)
+};
+
+class Decoder {
+public:
+    Decoder(const DecoderConfig& config, const Ops& ops, int threads);
+    ~Decoder();
+    void run(const Step& step);
+
+    DecoderConfig config;
+    std::vector<Layer> layers;
+    std::vector<RopeTable> ropes;
+    Norm final_norm;
+    Product head;
+
+private:
+    struct Workspace;
+    class Worker;
+    const Ops& ops_;
+    Pool pool_;
+    std::unique_ptr<Workspace> work_;
+};
+
+}  // namespace heedful
