@@ -92,9 +92,7 @@ def _print_table(result: dict[str, Any]) -> None:
     print(f"{result['model']}, {result['threads']} threads, loaded in {result['load_seconds']} s,", end=" ")
     print(f"first token {result['start_to_first_token_seconds']} s after start,", end=" ")
     print(f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB")
-    print(
-        "\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits"
-    )
+    print("\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits")
     for case in result["cases"]:
         print(
             f"{case['fill']:>8,} {case['prefill_tok_s']:>14,.1f} {case['decode_tok_s']:>13,.2f}"

@@ -45,7 +45,9 @@ def test_command(command: str, environment: dict[str, str]) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.skipif(not INSTALLED.exists(), reason="`make test` makes this environment; another one would be installed into")
+@pytest.mark.skipif(
+    not INSTALLED.exists(), reason="`make test` makes this environment; another one would be installed into"
+)
 def test_make_demo(environment: dict[str, str]) -> None:
     assert "make demo" in commands()
     done = subprocess.run(

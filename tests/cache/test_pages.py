@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.cache.pages import FREED, PAGE_LEN, KVCache, layer_groups, slots
+from heedful.cache.pages import FREED, PAGE_LEN, KVCache, layer_groups, plain_layout, slots
 from heedful.errors import CacheFull
 from heedful.request import Chunk, Request, Sequence
 
@@ -32,7 +32,7 @@ def test_layers_group_by_window() -> None:
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=12),
 )
 def test_a_span_holds_exactly_the_keys_that_its_queries_may_see(window: int | None, lengths: list[int]) -> None:
-    cache = KVCache((window, None), 1, 4, capacity_tokens=4096)
+    cache = KVCache((window, None), plain_layout(1, 4), capacity_tokens=4096)
     sequence = new_sequence(sum(lengths))
     where: dict[int, int] = {}  # position → slot, as stored
     end = 0
@@ -51,7 +51,7 @@ def test_a_span_holds_exactly_the_keys_that_its_queries_may_see(window: int | No
 
 @given(st.data())
 def test_no_page_serves_two_and_all_come_back(data: st.DataObject) -> None:
-    cache = KVCache((100, None), 1, 4, capacity_tokens=1024)
+    cache = KVCache((100, None), plain_layout(1, 4), capacity_tokens=1024)
     sequences = [new_sequence(data.draw(st.integers(1, 400))) for _ in range(4)]
     for _ in range(data.draw(st.integers(1, 25))):
         sequence = data.draw(st.sampled_from(sequences))
@@ -73,7 +73,7 @@ def test_no_page_serves_two_and_all_come_back(data: st.DataObject) -> None:
 
 
 def test_pages_behind_the_window_go_back() -> None:
-    cache = KVCache((64,), 1, 4, capacity_tokens=8192)
+    cache = KVCache((64,), plain_layout(1, 4), capacity_tokens=8192)
     sequence = new_sequence(5000)
     for end in range(1, 5001):
         run(cache, sequence, end)
@@ -82,7 +82,7 @@ def test_pages_behind_the_window_go_back() -> None:
 
 
 def test_held_bytes_counts_keys_and_values_of_every_layer() -> None:
-    cache = KVCache((None, None, 64), 3, 16, capacity_tokens=1024)
+    cache = KVCache((None, None, 64), plain_layout(3, 16), capacity_tokens=1024)
     sequence = new_sequence(65)
     run(cache, sequence, 65)
     two_pages = 2 * PAGE_LEN * 3 * 16 * 4 * 2  # pages · slots · heads · channels · float32 · (K and V)
@@ -90,7 +90,7 @@ def test_held_bytes_counts_keys_and_values_of_every_layer() -> None:
 
 
 def test_a_full_cache_says_so_and_recovers() -> None:
-    cache = KVCache((None,), 1, 4, capacity_tokens=2 * PAGE_LEN)
+    cache = KVCache((None,), plain_layout(1, 4), capacity_tokens=2 * PAGE_LEN)
     first, second = new_sequence(PAGE_LEN), new_sequence(2 * PAGE_LEN)
     run(cache, first, PAGE_LEN)
     with pytest.raises(CacheFull, match="all 2 pages of 64 tokens"):
@@ -100,13 +100,13 @@ def test_a_full_cache_says_so_and_recovers() -> None:
 
 
 def test_buffers_are_float32_pages_of_the_layer() -> None:
-    cache = KVCache((None, 8), 3, 16, capacity_tokens=100)
-    assert cache.pools[1].keys[1].shape == (2, PAGE_LEN, 3, 16)
-    assert cache.pools[1].values[1].dtype == np.float32
+    cache = KVCache((None, 8), plain_layout(3, 16), capacity_tokens=100)
+    assert cache.pools[1].buffers[1].shape == (2, 2, PAGE_LEN, 3, 16)  # keys and values, pages, slots, heads, channels
+    assert cache.pools[1].buffers[1].dtype == np.float32
 
 
 def test_a_sequence_alone_has_its_pages_in_a_row_again_and_again() -> None:
-    cache = KVCache((None,), 1, 4, capacity_tokens=10 * PAGE_LEN)
+    cache = KVCache((None,), plain_layout(1, 4), capacity_tokens=10 * PAGE_LEN)
     for _ in range(3):
         sequence = new_sequence(5 * PAGE_LEN)
         assert run(cache, sequence, 5 * PAGE_LEN).spans[0].pages == (0, 1, 2, 3, 4)

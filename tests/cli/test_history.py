@@ -1,4 +1,4 @@
-"""The file of past chats: what is written comes back, from any number of writers, after any death, for its owner only."""
+"""The file of past chats: what is written comes back, from any number of writers, after any death, to its owner."""
 
 from __future__ import annotations
 

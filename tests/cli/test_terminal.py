@@ -205,6 +205,7 @@ def test_ctrl_z_hands_the_terminal_over_and_takes_it_again(keyboard: int) -> Non
         [sys.executable, "-c", SUSPENDED, str(keyboard)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         pass_fds=[keyboard],
+        process_group=0,  # in an orphaned group, as CI may have it, Ctrl-Z would do nothing
     )
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     echoed_meanwhile = echoes(keyboard)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.cache.pages import KVCache
+from heedful.cache.pages import KVCache, plain_layout
 from heedful.cost import visits
 from heedful.cost.formulas import (
     KV_FORMATS,
@@ -112,7 +112,7 @@ def test_paper_agrees_with_the_plan_of_a_real_cache(
     layers: list[int | None], prompt: int, output: int, chunk: int
 ) -> None:
     """A request planned step by step, as the engine does: prompt in chunks, then all output tokens but the last."""
-    cache = KVCache(tuple(layers), 2, 8, capacity_tokens=64)
+    cache = KVCache(tuple(layers), plain_layout(2, 8), capacity_tokens=64)
     sequence = Sequence(Request(prompt_ids=(1,) * prompt), [1] * (prompt + output - 1))
     spans: list[KeySpan] = []
     decode_rows = 0

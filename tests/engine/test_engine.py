@@ -252,6 +252,6 @@ def test_logits_do_not_depend_on_stale_page_contents() -> None:
     engine = tiny_engine("mistral_swa16")
     expected, _ = answer(engine, [3] * 70, 10)
     for pool in engine.runner.cache.pools:
-        for buffer in (*pool.keys.values(), *pool.values.values()):
+        for buffer in pool.buffers.values():
             buffer.fill(np.nan)
     assert answer(engine, [3] * 70, 10)[0] == expected

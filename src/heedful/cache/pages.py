@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,31 +36,47 @@ def layer_groups(windows: tuple[int | None, ...]) -> tuple[LayerGroup, ...]:
     return tuple(LayerGroup(tuple(layers), window) for window, layers in by_window.items())
 
 
+@dataclass(frozen=True)
+class PageLayout:
+    """How the pages of one layer lie in memory: an array (*before, num_pages, *after)."""
+
+    kv_format: str
+    dtype: str
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of one layer, keys and values."""
+        return prod(self.before) * prod(self.after) * np.dtype(self.dtype).itemsize
+
+    def allocate(self, num_pages: int) -> npt.NDArray[Any]:
+        return np.empty((*self.before, num_pages, *self.after), dtype=self.dtype)
+
+
+def plain_layout(kv_heads: int, head_dim: int) -> PageLayout:
+    """float32 keys, then values: (2, num_pages, PAGE_LEN, K, D)."""
+    return PageLayout("f32", "float32", (2,), (PAGE_LEN, kv_heads, head_dim))
+
+
 class PagePool:
     """The pages of one layer group: which ids are free, and the buffers behind the ids.
 
-    keys[layer] and values[layer] are float32 (num_pages, PAGE_LEN, K, D). The memory is reserved, not touched: the
-    system provides it when a page is first written. The lowest free id is taken first: touched pages are used again,
-    and a sequence alone has its pages in a row, which can be read as one block.
+    The memory is reserved, not touched: the system provides it when a page is first written. The lowest free id is
+    taken first: touched pages are used again, and a sequence alone has its pages in a row, readable as one block.
     """
 
-    def __init__(self, group: LayerGroup, num_pages: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, group: LayerGroup, num_pages: int, layout: PageLayout) -> None:
         self.group = group
         self.num_pages = num_pages
-        shape = (num_pages, PAGE_LEN, kv_heads, head_dim)
-        self.keys = {layer: np.empty(shape, dtype=np.float32) for layer in group.layers}
-        self.values = {layer: np.empty(shape, dtype=np.float32) for layer in group.layers}
+        self.page_bytes = len(group.layers) * layout.page_bytes
+        """Bytes that one page id stands for: keys and values of all the group's layers."""
+        self.buffers = {layer: layout.allocate(num_pages) for layer in group.layers}
         self._free = list(range(num_pages))  # a heap
 
     @property
     def free_pages(self) -> int:
         return len(self._free)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes that one page id stands for, keys and values of all the group's layers."""
-        one_layer = next(iter(self.keys.values()))
-        return 2 * len(self.group.layers) * one_layer[0].nbytes if self.num_pages else 0
 
     def take(self) -> int:
         if not self._free:
@@ -73,13 +91,12 @@ class PagePool:
 class KVCache:
     """All layer groups' pages. A sequence's page tables change only here."""
 
-    def __init__(
-        self, windows: tuple[int | None, ...], kv_heads: int, head_dim: int, *, capacity_tokens: int
-    ) -> None:
+    def __init__(self, windows: tuple[int | None, ...], layout: PageLayout, *, capacity_tokens: int) -> None:
         """`windows` per layer; `capacity_tokens`: tokens of full-attention layers that fit, over all sequences."""
+        self.layout = layout
         self.capacity_tokens = capacity_tokens
         self.num_pages = self.pages_for(capacity_tokens)
-        self.pools = tuple(PagePool(group, self.num_pages, kv_heads, head_dim) for group in layer_groups(windows))
+        self.pools = tuple(PagePool(group, self.num_pages, layout) for group in layer_groups(windows))
 
     @staticmethod
     def pages_for(tokens: int) -> int:

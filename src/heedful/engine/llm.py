@@ -115,14 +115,14 @@ class LLM:
         params = sampling_params(**sampling)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [_token_id(token) for token in prompt]
         kept = self._newest(ids, self._prompt_room(params)) if truncate else ids
-        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept))
+        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=True)
 
     def stream_chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> TextStream:
         """Like chat(), piece by piece."""
         params = sampling_params(**sampling)
         ids = self.encode_chat(messages)
         kept = self._fit(list(messages), self._prompt_room(params)) if truncate else ids
-        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept))
+        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=False)
 
     def encode_chat(self, messages: ListLike[Message]) -> list[int]:
         """Token ids of a conversation under the model's own template, ready for the assistant's answer."""
@@ -176,10 +176,13 @@ class LLM:
 class TextStream:
     """An answer as it comes. Iterate for Pieces; afterwards `.completion` holds all of it."""
 
-    def __init__(self, llm: LLM, prompt_ids: list[int], params: SamplingParams, *, dropped_tokens: int) -> None:
+    def __init__(
+        self, llm: LLM, prompt_ids: list[int], params: SamplingParams, *, dropped_tokens: int, continues: bool
+    ) -> None:
+        """`continues`: the answer goes on in the middle of the prompt's text, as against a new turn."""
         self._llm = llm
         self._dropped_tokens = dropped_tokens
-        self._decoder = llm.tokenizer.stream()
+        self._decoder = llm.tokenizer.stream(continues=continues)
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []
         self._logprobs: list[Logprob] = []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from heedful.cache.pages import PAGE_LEN, KVCache, slots
+from heedful.cache.pages import KVCache, plain_layout, slots
 from heedful.cost.meter import RunnerFacts
 from heedful.errors import UnsupportedModel
 from heedful.kernels.attention import attention, causal_bias
@@ -27,14 +27,13 @@ class TorchRunner:
         self.threads = threads
         self.config = config
         self.decoder = build_decoder(config, weights)
-        self.cache = KVCache(
-            config.windows, config.num_kv_heads, config.head_dim, capacity_tokens=capacity_tokens
-        )  # fmt: skip
+        layout = plain_layout(config.num_kv_heads, config.head_dim)
+        self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
         self.facts = RunnerFacts(linear_bytes=4 * config.linear_weights, head_bytes=4 * config.head_weights)
         self._rows = {
-            layer: (_as_rows(pool.keys[layer]), _as_rows(pool.values[layer]))
+            layer: torch.from_numpy(pages).flatten(1, 2).unbind()
             for pool in self.cache.pools
-            for layer in pool.group.layers
+            for layer, pages in pool.buffers.items()
         }
 
     @torch.inference_mode()
@@ -53,7 +52,7 @@ class TorchRunner:
 class PagedAttend:
     """The attend of one step: stores each chunk's new rows in its pages, then reads what its span allows."""
 
-    def __init__(self, batch: Batch, rows: dict[int, tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, batch: Batch, rows: dict[int, tuple[Tensor, ...]]) -> None:
         """`rows`: keys and values of each layer, (num_pages · PAGE_LEN, K, D), shared with the cache's pages."""
         self._rows = rows
         self._lengths = [chunk.end - chunk.start for chunk in batch.chunks]
@@ -97,11 +96,6 @@ def _index(rows: npt.NDArray[np.int64]) -> slice | Tensor:
     if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
         return slice(first, last + 1)
     return torch.from_numpy(rows)
-
-
-def _as_rows(pages: npt.NDArray[np.float32]) -> Tensor:
-    num_pages, _, kv_heads, head_dim = pages.shape
-    return torch.from_numpy(pages).view(num_pages * PAGE_LEN, kv_heads, head_dim)
 
 
 def build_decoder(config: ModelConfig, weights: Weights) -> Decoder:

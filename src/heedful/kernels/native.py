@@ -1,13 +1,25 @@
-"""The native kernels, where they were built. Without them the PyTorch path computes the same, more slowly."""
+"""The native kernels, where they were built. Without them the PyTorch path computes the same, more slowly.
+
+`module()` is the C++ module; csrc/ops.h lists its ops with their shapes.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from typing import Any
+
+KV_FORMATS = {"f16": 0, "q8": 1}  # csrc/ops.h
+
+
+def is_built() -> bool:
+    return importlib.util.find_spec("heedful._native") is not None
+
+
+def module() -> Any:
+    return importlib.import_module("heedful._native")
 
 
 def variant() -> str | None:
     """The kernel variant for this processor ("avx2", "portable"); None where the native module was not built."""
-    if importlib.util.find_spec("heedful._native") is None:
-        return None
-    return str(importlib.import_module("heedful._native").variant())
+    return str(module().variant()) if is_built() else None

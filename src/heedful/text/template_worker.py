@@ -144,7 +144,9 @@ def brief(message: str | None) -> str:
 def limit_process(memory_bytes: int) -> None:
     """A ceiling on memory, where the system has one; and SIGPROF kills, whatever the parent did with it."""
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        _, ceiling = resource.getrlimit(resource.RLIMIT_AS)
+        limit = memory_bytes if ceiling == resource.RLIM_INFINITY else min(memory_bytes, ceiling)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
 

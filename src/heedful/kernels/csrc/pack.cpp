@@ -241,11 +241,19 @@ int8_t clamped_code(float value, float smallest, float largest) {
     return int8_t(std::min(std::max(std::nearbyint(value), smallest), largest));
 }
 
-// Codes for the scale as a half has it, so that its rounding costs nothing.
+// The smallest half that is at least `value`.
+uint16_t half_not_below(float value) {
+    const uint16_t half = half_of_float(value);
+    if (float_of_half(half) >= value) return half;
+    return uint16_t(half & 0x8000 ? half - 1 : half + 1);
+}
+
+// Codes are rounded for scale and min as the half has them, and these are rounded outwards: no code leaves its range by
+// more than a rounding error, and no error exceeds half a scale.
 PanelBlock quantize_w8(const float* weights) {
     float largest = 0;
     for (int i = 0; i < kBlock; i++) largest = std::max(largest, std::fabs(weights[i]));
-    PanelBlock out = {half_of_float(largest / 127), 0, {}};
+    PanelBlock out = {half_not_below(largest / 127), 0, {}};
     const float scale = float_of_half(out.scale), inverse = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < kBlock; i++) out.code[i] = clamped_code(weights[i] * inverse, -127, 127);
     return out;
@@ -253,8 +261,10 @@ PanelBlock quantize_w8(const float* weights) {
 
 PanelBlock quantize_w4(const float* weights) {
     const auto [smallest, largest] = std::minmax_element(weights, weights + kBlock);
-    PanelBlock out = {half_of_float((*largest - *smallest) / 15), half_of_float(*smallest), {}};
-    const float scale = float_of_half(out.scale), min = float_of_half(out.min), inverse = scale > 0 ? 1 / scale : 0;
+    PanelBlock out = {0, uint16_t(half_not_below(-*smallest) ^ 0x8000), {}};
+    const float min = float_of_half(out.min);
+    out.scale = half_not_below((*largest - min) / 15);
+    const float scale = float_of_half(out.scale), inverse = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < kBlock; i++) out.code[i] = clamped_code((weights[i] - min) * inverse, 0, 15);
     return out;
 }

@@ -1,13 +1,13 @@
 // Weights from their file's format into the panels that matmul reads. Owns the layouts of ggml's blocks and of panels.
 // Knows nothing of files, threads or processors; panels are the same for every variant of the kernels.
 //
-// Errors, against the weights that the file means (x: the largest magnitude of the row's 32 columns):
-//   exact: F32 → f32, F16 → f16 and f32, BF16 → f32, Q4_0 and Q4_1 → w4, Q8_0, Q5_0 and IQ4_NL → w8
-//          (Q4_0 → w4 and Q8_0 → w8 need |8 · scale| to be a finite half, as every real file has it)
-//   Q4_K → w4: scale and min of each 32 rounded to half, up to 2^-11 of each, or 2^-25 absolute below 2^-14
-//   all else → w8: x / 254, plus 2^-11 of x from the scale's rounding where a code was not rounded anew (none is)
-//   all else → w4: (largest - smallest) / 30 of the 32 columns, plus 2^-11 of x
-//   all else → f16: 2^-11 of the weight, or 2^-25 absolute below 2^-14
+// Errors, against the weights that the file means (x: the largest magnitude of the row's 32 columns; tiny: 2^-24):
+//   exact: F32 → f32, F16 → f16 and f32, BF16 → f32, every block type → f32 up to one float rounding of its own,
+//          Q4_0 and Q4_1 → w4, Q8_0, Q5_0 and IQ4_NL → w8 (Q4_0's 8 · scale must be a finite half, as in every real file)
+//   Q4_K → w4: scale and min of each 32 columns rounded to half: 2^-11 of (15 · scale + |min|), or 8 tiny
+//   all else → w8: x / 254 · (1 + 2^-9), or tiny
+//   all else → w4: (largest - smallest) / 30 of the 32 columns, plus 2^-10 x, or tiny
+//   all else → f16: 2^-11 of the weight, or tiny / 2
 #pragma once
 
 #include "ops.h"

@@ -1,0 +1,214 @@
+"""The native runner: hands a layer table, built from the same ModelConfig and weights as the plain model, to one native
+call a step. What people get on a CPU; torch_runner.py is what it is judged by.
+
+Matrices are repacked at load into panels of 8 interleaved rows (kernels/csrc/ops.h); 4-bit and 8-bit formats multiply with
+activations rounded to 8 bits. Keys and values lie in pages as 8-bit rows ("q8") or half floats ("f16").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heedful.cache.pages import KVCache, PageLayout
+from heedful.cost.meter import RunnerFacts
+from heedful.errors import UnsupportedModel
+from heedful.kernels import native
+from heedful.models.config import ModelConfig
+from heedful.models.rope import Rope
+from heedful.request import Batch
+from heedful.weights.names import Weights
+from heedful.weights.tensor import StoredTensor
+
+_NO_FLOATS = np.empty(0, dtype=np.float32)
+_ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # their order is csrc/ops.h's
+_PRODUCTS = {"qkv": ("attn.q", "attn.k", "attn.v"), "out": ("attn.out",), "down": ("mlp.down",)}
+_NORMS = {"attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"}
+
+
+class NativeRunner:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        capacity_tokens: int,
+        threads: int,
+        kv_format: str = "q8",
+        variant: str = "",
+    ) -> None:
+        """`variant`: which kernels, "" for the processor's best. Raises UnsupportedModel as build_decoder does."""
+        self.config = config
+        self.threads = threads
+        layout = native.page_layout(kv_format, config.num_kv_heads, config.head_dim)
+        self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
+        self._weights = _Unused(weights)
+        self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))
+        self._position_embed = (
+            self._weights.take("position_embed.weight", (config.context_len, config.hidden_size)).to_float32()
+            if config.rope is None
+            else None
+        )
+        self._decoder = _new_decoder(config, threads, variant)
+        self.facts = self._build(layout)
+        self._weights.require_none_left()
+
+    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int32) for c in batch.chunks])
+        token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
+        starts = np.cumsum([0, *(chunk.end - chunk.start for chunk in batch.chunks)], dtype=np.int32)
+        wanted = np.array(
+            [end - 1 for end, chunk in zip(starts[1:], batch.chunks, strict=True) if chunk.reaches_end], dtype=np.int32
+        )
+        spans, pages = _span_arrays(batch)
+        logits = np.empty((len(wanted), self.config.vocab_size), dtype=np.float32)
+        self._decoder.run(self._embedded(token_ids, positions), positions, starts, spans, pages, wanted, logits)
+        return logits
+
+    def _embedded(self, token_ids: list[int], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """(T, hidden)."""
+        embedded = self._embed.take_rows(np.asarray(token_ids)).to_float32()
+        if self.config.embedding_scale != 1.0:
+            embedded *= np.float32(self.config.embedding_scale)
+        if self._position_embed is not None:
+            embedded += self._position_embed[positions]
+        return embedded
+
+    def _build(self, layout: PageLayout) -> RunnerFacts:
+        """Fill the layer table; returns what a step reads."""
+        config, decoder = self.config, self._decoder
+        ropes = _rope_tables(config)
+        for rope in ropes:
+            decoder.add_rope(*_rope_arrays(rope))
+        linear_bytes = sum(self._build_layer(layer) for layer in range(config.num_layers))
+        for group, pool in enumerate(self.cache.pools):
+            for layer, pages in pool.buffers.items():
+                decoder.set_pages(
+                    layer, native.KV_FORMATS[layout.kv_format], pages, group, ropes.index(config.rope_of(layer))
+                )
+        decoder.set_norm(0, "norm", *self._norm("norm", config.hidden_size))
+        head = self._embed if config.tied_head else self._weights.take("head.weight", self._embed.shape)
+        head_bytes = self._set_product(0, "head", [head], _NO_FLOATS)
+        return RunnerFacts(linear_bytes, head_bytes)
+
+    def _build_layer(self, layer: int) -> int:
+        """Returns the bytes of its matrices."""
+        config, prefix = self.config, f"layers.{layer}."
+        for name in _NORMS if config.sandwich_norm else {"attn_norm", "mlp_norm"}:
+            self._decoder.set_norm(layer, name, *self._norm(prefix + name, config.hidden_size))
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            self._decoder.set_norm(layer, name, *self._norm(f"{prefix}attn.{name}", config.head_dim))
+        up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
+        return sum(
+            self._set_product(
+                layer,
+                name,
+                [self._weights.take(f"{prefix}{part}.weight", self._shape(part)) for part in parts],
+                self._bias(prefix, parts),
+            )
+            for name, parts in {**_PRODUCTS, "up": up}.items()
+        )
+
+    def _shape(self, part: str) -> tuple[int, int]:
+        c = self.config
+        attention = c.num_heads * c.head_dim
+        return {
+            "attn.q": (attention, c.hidden_size),
+            "attn.k": (c.kv_channels, c.hidden_size),
+            "attn.v": (c.kv_channels, c.hidden_size),
+            "attn.out": (c.hidden_size, attention),
+            "mlp.gate": (c.intermediate_size, c.hidden_size),
+            "mlp.up": (c.intermediate_size, c.hidden_size),
+            "mlp.down": (c.hidden_size, c.intermediate_size),
+        }[part]
+
+    def _norm(self, name: str, channels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        bias = _NO_FLOATS
+        if self.config.norm == "layer":
+            bias = self._weights.take(f"{name}.bias", (channels,)).to_float32()
+        return self._weights.take(f"{name}.weight", (channels,)).to_float32(), bias
+
+    def _bias(self, prefix: str, parts: tuple[str, ...]) -> npt.NDArray[np.float32]:
+        """The parts' biases one after another; empty where the config has none."""
+        c = self.config
+        kinds = {"attn.q": c.qkv_bias, "attn.out": c.out_bias, "mlp.up": c.mlp_bias, "mlp.gate": c.mlp_bias}
+        if not {**kinds, "mlp.down": c.mlp_bias}[parts[0]]:
+            return _NO_FLOATS
+        return np.concatenate(
+            [self._weights.take(f"{prefix}{part}.bias", self._shape(part)[:1]).to_float32() for part in parts]
+        )
+
+    def _set_product(self, layer: int, name: str, parts: list[StoredTensor], bias: npt.NDArray[np.float32]) -> int:
+        packed = [native.pack(part, self.threads) for part in parts]
+        self._decoder.set_product(layer, name, packed, bias)
+        return sum(panels.nbytes for *_, panels in packed)
+
+
+class _Unused:
+    """Weights that are still to be used; every one must be, and must have the shape that the config implies."""
+
+    def __init__(self, weights: Mapping[str, StoredTensor]) -> None:
+        self._left = dict(weights)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        if name not in self._left:
+            raise UnsupportedModel(f"the file has no weight for {name}", "It is incomplete, or another architecture.")
+        stored = self._left.pop(name)
+        if stored.shape != shape:
+            raise UnsupportedModel(
+                f"{stored.name} has shape {stored.shape}, {shape} is needed for {name}",
+                "Config and weights do not belong together.",
+            )
+        return stored
+
+    def require_none_left(self) -> None:
+        if self._left:
+            raise UnsupportedModel(
+                f"nothing uses the weights {', '.join(list(self._left)[:5])}", "It is another architecture."
+            )
+
+
+def _new_decoder(config: ModelConfig, threads: int, variant: str) -> Any:
+    return native.module().Decoder(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        layer_norm=config.norm == "layer",
+        norm_eps=config.norm_eps,
+        activation=_ACTIVATIONS.index(config.activation),
+        gated_mlp=config.gated_mlp,
+        query_scale=config.query_scale,
+        attention_softcap=config.attention_softcap or 0.0,
+        logit_softcap=config.logit_softcap or 0.0,
+        threads=threads,
+        variant=variant,
+    )
+
+
+def _rope_tables(config: ModelConfig) -> list[Rope | None]:
+    """The distinct ones, in order of first use."""
+    return list(dict.fromkeys(config.rope_of(layer) for layer in range(config.num_layers)))
+
+
+def _rope_arrays(rope: Rope | None) -> tuple[npt.NDArray[np.float32], float]:
+    if rope is None:
+        return _NO_FLOATS, 1.0
+    return rope.inv_freq().astype(np.float32), rope.attention_scaling
+
+
+def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(chunks, groups, 5) start, end, window (0: none), first page, where its pages begin in the second array."""
+    rows, pages = [], []
+    for chunk in batch.chunks:
+        for span in chunk.spans:
+            rows.append((span.start, span.end, span.window or 0, span.first_page, len(pages)))
+            pages.extend(span.pages)
+    groups = len(batch.chunks[0].spans)
+    return np.array(rows, dtype=np.int32).reshape(len(batch.chunks), groups, 5), np.array(pages, dtype=np.int32)

@@ -1,0 +1,168 @@
+// Python face of step.h: build a decoder piece by piece, then run steps. Arrays that are handed in and stay in use (panels,
+// pages) are kept alive here; small ones (norms, biases) are copied.
+
+#include "step.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+namespace nb = nanobind;
+
+namespace heedful {
+namespace {
+
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
+using MutableBytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+using MutableFloats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+
+const Ops& variant_named(const std::string& name) {
+    const Ops* tables[8];
+    for (int i = all_ops(tables) - 1; i >= 0; i--)
+        if (name == tables[i]->name) return *tables[i];
+    throw std::invalid_argument("this processor has no kernel variant " + name);
+}
+
+void require(bool ok, const char* what) {
+    if (!ok) throw std::invalid_argument(what);
+}
+
+class PyDecoder {
+public:
+    PyDecoder(const DecoderConfig& config, const std::string& variant, int threads, int layers)
+        : decoder_(config, variant.empty() ? ops() : variant_named(variant), threads) {
+        decoder_.layers.resize(layers);
+    }
+
+    void add_rope(const Floats& inv_freq, float scaling) {
+        decoder_.ropes.push_back({{inv_freq.data(), inv_freq.data() + inv_freq.size()}, scaling});
+    }
+
+    void set_norm(int layer, const std::string& name, const Floats& weight, const Floats& bias) {
+        norm_slot(layer, name) = {keep(weight), bias.size() ? keep(bias) : nullptr};
+    }
+
+    // parts: (format, rows, cols, panels); bias of all rows, or empty.
+    void set_product(int layer, const std::string& name, const std::vector<std::tuple<int, int, int, Bytes>>& parts,
+                     const Floats& bias) {
+        Product product;
+        for (const auto& [format, rows, cols, panels] : parts) {
+            product.parts.push_back({static_cast<Format>(format), rows, cols, panels.data()});
+            panels_.push_back(panels);
+        }
+        require(bias.size() == 0 || static_cast<int>(bias.size()) == product.rows(), "bias has another length than rows");
+        if (bias.size()) product.bias = keep(bias);
+        product_slot(layer, name) = product;
+    }
+
+    void set_pages(int layer, int kv_format, const MutableBytes& pages, int group, int rope) {
+        require(pages.ndim() == 2, "pages are (num_pages, page_bytes)");
+        require(rope < static_cast<int>(decoder_.ropes.size()), "no such rope table");
+        const DecoderConfig& c = decoder_.config;
+        Layer& slot = decoder_.layers.at(layer);
+        slot.pages = {static_cast<KvFormat>(kv_format), c.kv_heads, c.head_dim, pages.data(), pages.shape(1)};
+        slot.group = group;
+        slot.rope = rope;
+        pages_.push_back(pages);
+    }
+
+    // span_table: (chunks, groups, 5) start, end, window, first_page, offset of its pages in `pages`.
+    void run(const Floats& embedded, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
+             const Ints& pages, const Ints& wanted, const MutableFloats& logits) {
+        Step step;
+        step.tokens = static_cast<int>(positions.size());
+        step.chunks = static_cast<int>(span_table.shape(0));
+        step.groups = static_cast<int>(span_table.shape(1));
+        step.wanted = static_cast<int>(wanted.size());
+        require(embedded.size() == static_cast<size_t>(step.tokens) * decoder_.config.hidden, "embedded is not (T, hidden)");
+        require(static_cast<int>(chunk_starts.size()) == step.chunks + 1, "chunk_starts is not (chunks + 1)");
+        require(logits.size() == static_cast<size_t>(step.wanted) * decoder_.config.vocab, "logits is not (wanted, vocab)");
+        spans_.clear();
+        for (int i = 0; i < step.chunks * step.groups; i++) {
+            const int32_t* row = span_table.data() + 5 * i;
+            spans_.push_back({row[0], row[1], row[2], row[3], pages.data() + row[4]});
+        }
+        step.embedded = embedded.data();
+        step.positions = positions.data();
+        step.chunk_starts = chunk_starts.data();
+        step.spans = spans_.data();
+        step.wanted_tokens = wanted.data();
+        step.logits = logits.data();
+        nb::gil_scoped_release released;
+        decoder_.run(step);
+    }
+
+private:
+    const float* keep(const Floats& values) {
+        kept_.emplace_back(values.data(), values.data() + values.size());
+        return kept_.back().data();
+    }
+
+    Norm& norm_slot(int layer, const std::string& name) {
+        if (name == "norm") return decoder_.final_norm;
+        Layer& l = decoder_.layers.at(layer);
+        if (name == "attn_norm") return l.attn_norm;
+        if (name == "attn_post_norm") return l.attn_post_norm;
+        if (name == "mlp_norm") return l.mlp_norm;
+        if (name == "mlp_post_norm") return l.mlp_post_norm;
+        if (name == "q_norm") return l.q_norm;
+        if (name == "k_norm") return l.k_norm;
+        throw std::invalid_argument("no norm is called " + name);
+    }
+
+    Product& product_slot(int layer, const std::string& name) {
+        if (name == "head") return decoder_.head;
+        Layer& l = decoder_.layers.at(layer);
+        if (name == "qkv") return l.qkv;
+        if (name == "out") return l.out;
+        if (name == "up") return l.up;
+        if (name == "down") return l.down;
+        throw std::invalid_argument("no product is called " + name);
+    }
+
+    Decoder decoder_;
+    std::deque<std::vector<float>> kept_;
+    std::vector<Bytes> panels_;
+    std::vector<MutableBytes> pages_;
+    std::vector<Span> spans_;
+};
+
+}  // namespace
+
+void bind_step(nb::module_& m) {
+    nb::class_<PyDecoder>(m, "Decoder")
+        .def(
+            "__init__",
+            [](PyDecoder* self, int layers, int hidden, int heads, int kv_heads, int head_dim, int intermediate, int vocab,
+               bool layer_norm, float norm_eps, int activation, bool gated_mlp, float query_scale, float attention_softcap,
+               float logit_softcap, int threads, const std::string& variant) {
+                DecoderConfig c;
+                c.hidden = hidden, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
+                c.intermediate = intermediate, c.vocab = vocab;
+                c.norm_kind = layer_norm ? NormKind::layer : NormKind::rms;
+                c.norm_eps = norm_eps;
+                c.activation = static_cast<Activation>(activation);
+                c.gated_mlp = gated_mlp;
+                c.query_scale = query_scale, c.attention_softcap = attention_softcap, c.logit_softcap = logit_softcap;
+                new (self) PyDecoder(c, variant, threads, layers);
+            },
+            nb::kw_only(), nb::arg("layers"), nb::arg("hidden"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+            nb::arg("intermediate"), nb::arg("vocab"), nb::arg("layer_norm"), nb::arg("norm_eps"), nb::arg("activation"),
+            nb::arg("gated_mlp"), nb::arg("query_scale"), nb::arg("attention_softcap"), nb::arg("logit_softcap"),
+            nb::arg("threads"), nb::arg("variant"))
+        .def("add_rope", &PyDecoder::add_rope)
+        .def("set_norm", &PyDecoder::set_norm)
+        .def("set_product", &PyDecoder::set_product)
+        .def("set_pages", &PyDecoder::set_pages)
+        .def("run", &PyDecoder::run);
+}
+
+}  // namespace heedful

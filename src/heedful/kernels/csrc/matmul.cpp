@@ -1,0 +1,376 @@
+// Matrix products of panelled weights with activations, and the quantization of activations that the integer formats
+// need. R rows, C columns, T tokens; W (R, C) in panels (pack.cpp has their layout), x (T, C), y (T, R) with a stride.
+//
+// For w4 and w8 a token's 32 columns are int8 codes with a scale: one integer sum of 32 products a row, then one float
+// fused multiply-add with scale · scale, and for w4 one more with min · (scale · sum of codes). w4: all eight maddubs
+// results of a block add up in int16 (8 · 2 · 15 · 127 = 30480). w8: maddubs(|w|, x with w's sign), at most
+// 2 · 128 · 127 = 32512, so code -128 of w is right too; activations never have it.
+// f32 and f16: even columns add up in one float, odd ones in another (two chains hide the latency), then even + odd.
+//
+// A row of a token is one chain of float operations in the order of columns, whatever tile it is computed in: so it is
+// the same to the bit for any T, token range and panel range.
+//
+// A tile is 8 rows (a panel, a lane each) × up to 6 tokens. T = 1 is a tile of one: bound by memory, panels streaming.
+// For more, tokens go in blocks that fit the L2 cache with their scales, and each panel visits a whole block.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "half.h"
+#include "ops.h"
+#include "variant.h"
+
+namespace heedful::HEEDFUL_VARIANT {
+namespace {
+
+constexpr int kW4Bytes = 160, kW8Bytes = 272;  // a panel's bytes per 32 columns
+constexpr float kSmallestAbsMax = 1e-30f;      // a block with less counts as zero: 127 / max stays finite
+
+size_t panel_bytes(const Matrix& w) {
+    switch (w.format) {
+        case Format::f32: return size_t(w.cols) * kPanelRows * 4;
+        case Format::f16: return size_t(w.cols) * kPanelRows * 2;
+        case Format::w4: return size_t(w.cols / kBlock) * kW4Bytes;
+        case Format::w8: return size_t(w.cols / kBlock) * kW8Bytes;
+    }
+    return 0;
+}
+
+bool has_integers(Format format) { return format == Format::w4 || format == Format::w8; }
+
+// One token's part of Activations: f32 for the float formats, the others for w4 and w8.
+struct Token {
+    const float* f32;
+    const int8_t* codes;
+    const float* scales;
+    const float* scaled_sums;
+};
+
+Token token_of(Format format, const Activations& x, int t) {
+    const size_t column = size_t(t) * x.cols, block = size_t(t) * (x.cols / kBlock);
+    if (has_integers(format)) return {nullptr, x.codes + column, x.scales + block, x.scaled_sums + block};
+    return {x.f32 + column, nullptr, nullptr, nullptr};
+}
+
+// Where a tile's results go: y[row] (+)= sum + bias[row] for the panel's first `rows` rows.
+struct Target {
+    float* y;
+    int stride, rows;
+    const float* bias;
+    bool add;
+};
+
+void store_rows(const float* sums, const Target& target, int n) {
+    float* y = target.y + size_t(n) * target.stride;
+    for (int r = 0; r < target.rows; r++) {
+        const float value = target.bias != nullptr ? sums[r] + target.bias[r] : sums[r];
+        y[r] = target.add ? y[r] + value : value;
+    }
+}
+
+#if HEEDFUL_AVX2
+
+constexpr int kTileTokens = 6;
+constexpr int kPrefetchBytes = 1280;
+
+__m256 load_halves(const uint8_t* at) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+
+__m256i load_vector(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+
+__m256i broadcast_four(const int8_t* codes) {
+    int32_t four;
+    std::memcpy(&four, codes, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+void prefetch(const uint8_t* at, int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(at + kPrefetchBytes + i), _MM_HINT_T0);
+}
+
+void store_tile_row(__m256 sum, const Target& target, int n) {
+    if (target.rows < kPanelRows) {
+        float sums[kPanelRows];
+        _mm256_storeu_ps(sums, sum);
+        return store_rows(sums, target, n);
+    }
+    float* y = target.y + size_t(n) * target.stride;
+    if (target.bias != nullptr) sum = _mm256_add_ps(sum, _mm256_loadu_ps(target.bias));
+    if (target.add) sum = _mm256_add_ps(_mm256_loadu_ps(y), sum);
+    _mm256_storeu_ps(y, sum);
+}
+
+template <int N>
+void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
+    const __m256i low_nibbles = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256 sums[N];
+    for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
+    for (int k = 0; k < cols / kBlock; k++, panel += kW4Bytes) {
+        prefetch(panel, kW4Bytes);
+        __m256i dots[N];
+        for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
+        for (int j = 0; j < 4; j++) {
+            const __m256i packed = load_vector(panel + 32 + 32 * j);
+            const __m256i low = _mm256_and_si256(packed, low_nibbles);
+            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_nibbles);
+            for (int n = 0; n < N; n++) {
+                const int8_t* codes = tokens[n].codes + k * kBlock + 4 * j;
+                dots[n] = _mm256_add_epi16(dots[n], _mm256_maddubs_epi16(low, broadcast_four(codes)));
+                dots[n] = _mm256_add_epi16(dots[n], _mm256_maddubs_epi16(high, broadcast_four(codes + 16)));
+            }
+        }
+        const __m256 scale = load_halves(panel), min = load_halves(panel + 16);
+        for (int n = 0; n < N; n++) {
+            const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(dots[n], ones));
+            sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
+            sums[n] = _mm256_fmadd_ps(min, _mm256_set1_ps(tokens[n].scaled_sums[k]), sums[n]);
+        }
+    }
+    for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
+}
+
+template <int N>
+void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256 sums[N];
+    for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
+    for (int k = 0; k < cols / kBlock; k++, panel += kW8Bytes) {
+        prefetch(panel, kW8Bytes);
+        __m256i dots[N];
+        for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
+        for (int j = 0; j < 8; j++) {
+            const __m256i codes = load_vector(panel + 16 + 32 * j), magnitudes = _mm256_abs_epi8(codes);
+            for (int n = 0; n < N; n++) {
+                const __m256i four = broadcast_four(tokens[n].codes + k * kBlock + 4 * j);
+                const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(four, codes));
+                dots[n] = _mm256_add_epi32(dots[n], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        const __m256 scale = load_halves(panel);
+        for (int n = 0; n < N; n++) {
+            const __m256 dot = _mm256_cvtepi32_ps(dots[n]);
+            sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
+        }
+    }
+    for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
+}
+
+template <Format F>
+__m256 load_column(const uint8_t* panel, int c) {
+    if constexpr (F == Format::f16) return load_halves(panel + size_t(c) * 16);
+    else return _mm256_loadu_ps(reinterpret_cast<const float*>(panel + size_t(c) * 32));
+}
+
+template <Format F, int N>
+void tile_floats(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
+    __m256 even[N], odd[N];
+    for (int n = 0; n < N; n++) even[n] = odd[n] = _mm256_setzero_ps();
+    for (int c = 0; c + 1 < cols; c += 2) {
+        prefetch(panel + size_t(c) * (F == Format::f16 ? 16 : 32), 64);
+        const __m256 first = load_column<F>(panel, c), second = load_column<F>(panel, c + 1);
+        for (int n = 0; n < N; n++) {
+            even[n] = _mm256_fmadd_ps(first, _mm256_broadcast_ss(tokens[n].f32 + c), even[n]);
+            odd[n] = _mm256_fmadd_ps(second, _mm256_broadcast_ss(tokens[n].f32 + c + 1), odd[n]);
+        }
+    }
+    for (int n = 0; n < N; n++) {
+        if (cols % 2 != 0) {
+            const __m256 last = load_column<F>(panel, cols - 1);
+            even[n] = _mm256_fmadd_ps(last, _mm256_broadcast_ss(tokens[n].f32 + cols - 1), even[n]);
+        }
+        store_tile_row(_mm256_add_ps(even[n], odd[n]), target, n);
+    }
+}
+
+template <int N>
+void tile_of(Format format, const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
+    switch (format) {
+        case Format::f32: return tile_floats<Format::f32, N>(panel, cols, tokens, target);
+        case Format::f16: return tile_floats<Format::f16, N>(panel, cols, tokens, target);
+        case Format::w4: return tile_w4<N>(panel, cols, tokens, target);
+        case Format::w8: return tile_w8<N>(panel, cols, tokens, target);
+    }
+}
+
+void tile(Format format, const uint8_t* panel, int cols, const Token* tokens, int count, const Target& target) {
+    switch (count) {
+        case 1: return tile_of<1>(format, panel, cols, tokens, target);
+        case 2: return tile_of<2>(format, panel, cols, tokens, target);
+        case 3: return tile_of<3>(format, panel, cols, tokens, target);
+        case 4: return tile_of<4>(format, panel, cols, tokens, target);
+        case 5: return tile_of<5>(format, panel, cols, tokens, target);
+        default: return tile_of<6>(format, panel, cols, tokens, target);
+    }
+}
+
+// Largest magnitude of 32 floats. NaN is ignored or not, as it falls.
+float abs_max(const float* x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 largest = _mm256_setzero_ps();
+    for (int i = 0; i < kBlock; i += 8) largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i)));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// codes[i] = x[i] * inverse, rounded half to even. Returns their sum.
+int round_block(const float* x, float inverse, int8_t* codes) {
+    const __m256 factor = _mm256_set1_ps(inverse);
+    __m256i whole[4];
+    for (int i = 0; i < 4; i++) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), factor));
+    const __m256i halves0 = _mm256_packs_epi32(whole[0], whole[1]), halves1 = _mm256_packs_epi32(whole[2], whole[3]);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs work within 128-bit lanes
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(halves0, halves1), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+    const __m256i fours = _mm256_madd_epi16(_mm256_add_epi16(halves0, halves1), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+#else
+
+constexpr int kTileTokens = 8;
+
+// 32 columns of a panel of any integer format: weight = scale[r] * code[r][i] + min[r].
+struct Block {
+    float scale[kPanelRows], min[kPanelRows];
+    int8_t code[kPanelRows][kBlock];
+};
+
+void unpack_w4(const uint8_t* packed, Block& out) {
+    for (int r = 0; r < kPanelRows; r++) {
+        out.scale[r] = load_half(packed + 2 * r);
+        out.min[r] = load_half(packed + 16 + 2 * r);
+        for (int i = 0; i < 16; i++) {
+            const uint8_t both = packed[32 + i / 4 * 32 + 4 * r + i % 4];
+            out.code[r][i] = int8_t(both & 15);
+            out.code[r][16 + i] = int8_t(both >> 4);
+        }
+    }
+}
+
+void unpack_w8(const uint8_t* packed, Block& out) {
+    for (int r = 0; r < kPanelRows; r++) {
+        out.scale[r] = load_half(packed + 2 * r);
+        out.min[r] = 0;
+        for (int j = 0; j < 8; j++) std::memcpy(out.code[r] + 4 * j, packed + 16 + 32 * j + 4 * r, 4);
+    }
+}
+
+int dot(const int8_t* a, const int8_t* b) {
+    int sum = 0;
+    for (int i = 0; i < kBlock; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+void tile_integers(Format format, const uint8_t* panel, int cols, const Token* tokens, int count, const Target& target) {
+    float sums[kTileTokens][kPanelRows] = {};
+    Block block;
+    for (int k = 0; k < cols / kBlock; k++) {
+        if (format == Format::w4) unpack_w4(panel + size_t(k) * kW4Bytes, block);
+        else unpack_w8(panel + size_t(k) * kW8Bytes, block);
+        for (int n = 0; n < count; n++) {
+            const Token& token = tokens[n];
+            for (int r = 0; r < kPanelRows; r++) {
+                const float product = float(dot(block.code[r], token.codes + k * kBlock));
+                sums[n][r] += product * (block.scale[r] * token.scales[k]);
+                if (format == Format::w4) sums[n][r] += block.min[r] * token.scaled_sums[k];
+            }
+        }
+    }
+    for (int n = 0; n < count; n++) store_rows(sums[n], target, n);
+}
+
+float load_float(Format format, const uint8_t* panel, size_t lane) {
+    if (format == Format::f16) return load_half(panel + 2 * lane);
+    float value;
+    std::memcpy(&value, panel + 4 * lane, sizeof value);
+    return value;
+}
+
+void tile_floats(Format format, const uint8_t* panel, int cols, const Token* tokens, int count, const Target& target) {
+    float parity[2][kTileTokens][kPanelRows] = {};  // even and odd columns
+    for (int c = 0; c < cols; c++) {
+        for (int r = 0; r < kPanelRows; r++) {
+            const float weight = load_float(format, panel, size_t(c) * kPanelRows + r);
+            for (int n = 0; n < count; n++) parity[c % 2][n][r] += weight * tokens[n].f32[c];
+        }
+    }
+    for (int n = 0; n < count; n++) {
+        for (int r = 0; r < kPanelRows; r++) parity[0][n][r] += parity[1][n][r];
+        store_rows(parity[0][n], target, n);
+    }
+}
+
+void tile(Format format, const uint8_t* panel, int cols, const Token* tokens, int count, const Target& target) {
+    if (has_integers(format)) tile_integers(format, panel, cols, tokens, count, target);
+    else tile_floats(format, panel, cols, tokens, count, target);
+}
+
+float abs_max(const float* x) {
+    float largest = 0;
+    for (int i = 0; i < kBlock; i++) largest = std::max(largest, std::fabs(x[i]));
+    return largest;
+}
+
+// codes[i] = x[i] * inverse, rounded half to even. Returns their sum.
+int round_block(const float* x, float inverse, int8_t* codes) {
+    int sum = 0;
+    for (int i = 0; i < kBlock; i++) {
+        codes[i] = int8_t(std::nearbyint(x[i] * inverse));
+        sum += codes[i];
+    }
+    return sum;
+}
+
+#endif
+
+// Tokens whose activations fit the L2 cache beside a panel; at least a tile.
+int block_tokens(const Matrix& w) {
+    const int token_bytes = has_integers(w.format) ? w.cols + w.cols / 4 : w.cols * 4;
+    return std::max(kTileTokens, (96 << 10) / std::max(1, token_bytes) / kTileTokens * kTileTokens);
+}
+
+// Tokens [t0, t1) as tiles of nearly equal size.
+void panel_times_block(const Matrix& w, const uint8_t* panel, const Activations& x, int t0, int t1, Target target) {
+    float* y = target.y;
+    for (int t = t0; t < t1;) {
+        const int tiles = (t1 - t + kTileTokens - 1) / kTileTokens, count = (t1 - t + tiles - 1) / tiles;
+        Token tokens[kTileTokens];
+        for (int n = 0; n < count; n++) tokens[n] = token_of(w.format, x, t + n);
+        target.y = y + size_t(t) * target.stride;
+        tile(w.format, panel, w.cols, tokens, count, target);
+        t += count;
+    }
+}
+
+}  // namespace
+
+void quantize_activations(const float* x, const Activations& out, int t0, int t1) {
+    const size_t blocks = size_t(out.cols / kBlock);
+    for (size_t b = t0 * blocks; b < t1 * blocks; b++) {
+        const float largest = abs_max(x + b * kBlock);
+        const bool zero = largest < kSmallestAbsMax;
+        const int sum = round_block(x + b * kBlock, zero ? 0.0f : 127 / largest, out.codes + b * kBlock);
+        out.scales[b] = zero ? 0.0f : largest / 127;
+        out.scaled_sums[b] = out.scales[b] * float(sum);
+    }
+}
+
+void matmul(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, float* y, int y_stride,
+            const float* bias, bool add) {
+    const size_t bytes = panel_bytes(w);
+    const int step = block_tokens(w);
+    for (int t = t0; t < t1; t += step) {
+        for (int p = p0; p < p1; p++) {
+            const int row = p * kPanelRows;
+            const Target target = {y + row, y_stride, std::min(kPanelRows, w.rows - row),
+                                   bias != nullptr ? bias + row : nullptr, add};
+            panel_times_block(w, w.panels + p * bytes, x, t, std::min(t1, t + step), target);
+        }
+    }
+}
+
+}  // namespace heedful::HEEDFUL_VARIANT
