@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.heedful-installed
+TEST_INSTALLED := $(VENV)/.heedful-test-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f -not -name '*.pyc')
 
 .PHONY: demo test lint types dev clean
@@ -17,15 +18,19 @@ demo: $(INSTALLED)
 test: lint types
 	$(BIN)/python -m pytest
 
-lint: $(INSTALLED)
+lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(INSTALLED)
+types: $(TEST_INSTALLED)
 	$(BIN)/mypy
 
 $(INSTALLED): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || (echo "python3 cannot make a virtual environment: install python3-venv"; exit 1)
+	$(BIN)/python -m pip install --quiet .
+	touch $@
+
+$(TEST_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet '.[test]'
 	touch $@
 

@@ -1,6 +1,6 @@
 """Prefill and decode speed against context, with what each case cost.
 
-    python bench/generate.py [MODEL] [--fill 64 512 2048 7000] [--decode 16] [--repeats 3] [--threads N]
+    python bench/generate.py [MODEL] [--fill 64 512 2048 7000] [--decode 16] [--repeats 3] [--runner torch] [--kv f16]
 
 Decode = median over the repeats of --decode tokens each, after the context holds FILL tokens; greedy sampling is in it.
 A table, and a JSON line last. Run it in turn with a peer's bench in one session: the figures are for ratios.
@@ -25,15 +25,16 @@ from heedful.request import Request
 def main() -> None:
     args = _arguments()
     began = perf_counter()
-    llm = LLM(args.model, threads=args.threads)
+    llm = LLM(args.model, threads=args.threads, runner=args.runner, kv=args.kv)
     load_seconds = perf_counter() - began
     cases = [_case(llm.engine, fill, args.decode, args.repeats) for fill in args.fill]
     result = {
         "engine": "heedful",
+        "runner": type(llm.engine.runner).__name__,
         "model": args.model,
         "threads": llm.engine.runner.threads,
         "load_seconds": round(load_seconds, 2),
-        "start_to_first_token_seconds": _first_token_seconds(args.model),
+        "start_to_first_token_seconds": _first_token_seconds(args.model, args.runner),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "cases": cases,
     }
@@ -89,8 +90,8 @@ def _first_token_seconds(model: str) -> float:
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    print(f"{result['model']}, {result['threads']} threads, loaded in {result['load_seconds']} s,", end=" ")
-    print(f"first token {result['start_to_first_token_seconds']} s after start,", end=" ")
+    print(f"{result['model']}, {result['runner']}, {result['threads']} threads, loaded in {result['load_seconds']} s")
+    print(f"first token {result['start_to_first_token_seconds']} s after start", end=", ")
     print(f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB")
     print("\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits")
     for case in result["cases"]:
@@ -107,6 +108,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--runner", default="auto", choices=["auto", "native", "torch"])
+    parser.add_argument("--kv", help="q8 or f16; f32 with torch")
     return parser.parse_args()
 
 

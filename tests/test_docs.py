@@ -15,7 +15,7 @@ from heedful import errors
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-INSTALLED = Path(sys.prefix) / ".heedful-installed"
+INSTALLED = Path(sys.prefix) / ".heedful-test-installed"
 HEEDFUL = f"{shlex.quote(sys.executable)} -m heedful"
 
 

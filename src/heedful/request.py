@@ -72,12 +72,16 @@ def _check(name: str, ok: bool, requirement: str) -> None:
         raise BadParameter(name, requirement)
 
 
+DEFAULT_KV_FORMAT = "q8"
+"""What the native kernels hold keys and values in unless asked otherwise: 8-bit rows."""
+
+
 @dataclass(frozen=True)
 class CachePolicy:
-    """The cache and attention settings of a request. The default changes no output."""
+    """The cache and attention settings of a request."""
 
-    kv_format: str = "f32"
-    """Number format of the KV rows held in pages (names in `heedful.cost.formulas.KV_FORMATS`)."""
+    kv_format: str | None = None
+    """Number format of the KV rows held in pages (`heedful.cost.formulas.KV_FORMATS`); None: the runner's own."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class WordTokenizer:
             self._texts.append(text)
         return self._texts.index(text)
 
-    def stream(self) -> WordTokenizer:
+    def stream(self, *, continues: bool) -> WordTokenizer:
         return self
 
     def push(self, token_id: int) -> str:

@@ -143,8 +143,7 @@ class ChatLoop:
         """Show the answer until it ends or is stopped; its completion is there afterwards."""
         shown_len = 0
         with draft.stream as stream:
-            self._read_prompt(draft, terminal)
-            for piece in () if terminal.stopped else stream:
+            for piece in stream if self._read_prompt(draft, terminal) else ():
                 self._screen.text(piece.text)
                 shown_len += len(piece.text)
                 if (live := stream.live) is not None:
@@ -153,13 +152,17 @@ class ChatLoop:
                     break
         self._screen.line(stream.completion.text[shown_len:])  # what was held back when it was stopped
 
-    def _read_prompt(self, draft: Draft, terminal: LiveTerminal) -> None:
-        """Compute a long prompt step by step, so that its progress shows and Ctrl-C is heard in between."""
-        while (live := draft.stream.live) is not None and not terminal.stopped:
+    def _read_prompt(self, draft: Draft, terminal: LiveTerminal) -> bool:
+        """Compute a long prompt step by step, so that its progress shows and Ctrl-C is heard in between.
+
+        Returns whether it got to the end, where the answer's first token has come too.
+        """
+        while (live := draft.stream.live) is not None and live.prompt_tokens_computed < live.prompt_tokens:
+            if terminal.stopped:
+                return False
             terminal.show(status_text(live))
-            if live.prompt_tokens_computed == live.prompt_tokens:
-                break
             self._conversation.llm.step()
+        return True
 
     def _tell_dropped(self, draft: Draft) -> None:
         if draft.dropped_tokens:
@@ -229,7 +232,7 @@ class ChatLoop:
 
 
 def status_text(live: Live) -> str:
-    visits, seconds = f"{human(live.visits)} visits", f"{live.seconds:.1f} s"
+    visits, seconds = f"{human(live.visits).strip()} visits", f"{live.seconds:.1f} s"
     if live.prompt_tokens_computed < live.prompt_tokens:
         return f"reading {live.prompt_tokens_computed:,} of {live.prompt_tokens:,} tokens · {visits} · {seconds}"
     rate = live.tokens_per_second

@@ -138,9 +138,9 @@ def _check_format(parameter: str, name: str, known: dict[str, Any]) -> None:
 def _setting(kv: str | None, weights: str, bandwidth: Float, gflops: Float, watts: Float, price: Float) -> Setting:
     from heedful.cost.formulas import KV_FORMATS, WEIGHT_BLOCK_BYTES
     from heedful.cost.paper import Setting
-    from heedful.request import CachePolicy
+    from heedful.request import DEFAULT_KV_FORMAT
 
-    kv_format = kv or CachePolicy().kv_format
+    kv_format = kv or DEFAULT_KV_FORMAT
     _check_format("kv", kv_format, KV_FORMATS)
     _check_format("weights", weights, WEIGHT_BLOCK_BYTES)
     _check_measures({"bandwidth": bandwidth, "gflops": gflops, "watts": watts, "price_per_kwh": price})

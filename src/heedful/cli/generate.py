@@ -43,6 +43,8 @@ def generate(
         int | None, typer.Option(help="Tokens of prompt and answer together; default: the model's.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
+    kv: Annotated[str | None, typer.Option(help="Number format of keys and values: q8, f16; f32 with torch.")] = None,
+    runner: Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")] = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids and receipt.")] = False,
     receipt: Annotated[
         bool | None, typer.Option("--receipt/--no-receipt", help="Receipt line on stderr; default: when not piped.")
@@ -64,7 +66,7 @@ def generate(
     from heedful.engine.llm import LLM, sampling_params
 
     sampling_params(**sampling)  # before seconds of loading
-    llm = LLM(model, context_len=context, threads=threads)
+    llm = LLM(model, context_len=context, threads=threads, kv=kv, runner=runner)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     if json_output:

@@ -71,16 +71,15 @@ class Meter:
         self.joules_high += energy.high * share
         self.energy_source = energy.source
 
-    def receipt(self, model: str, config: ModelConfig) -> Receipt:
+    def receipt(self, model: str, config: ModelConfig, kv_format: str) -> Receipt:
         total = self.prefill_visits + self.decode_visits
-        policy = self.sequence.request.policy
-        row_bytes = KV_FORMATS[policy.kv_format](config.head_dim)
+        row_bytes = KV_FORMATS[kv_format](config.head_dim)
         return Receipt(
             model=model,
             prompt_tokens=self.sequence.prompt_len,
             cached_tokens=0,
             output_tokens=self.sequence.output_len,
-            policy={"kv": policy.kv_format, "windows": windows_in_words(config.windows)},
+            policy={"kv": kv_format, "windows": windows_in_words(config.windows)},
             visits=Visits(
                 self.prefill_visits,
                 self.decode_visits,
@@ -89,7 +88,7 @@ class Meter:
                 Saved(window=self.dense_visits - total),
             ),
             kv=KVTraffic(
-                policy.kv_format,
+                kv_format,
                 self.rows_read * row_bytes,
                 self.rows_written * row_bytes,
                 self.held_bytes_peak,

@@ -76,6 +76,8 @@ class Engine:
             raise BadParameter("prompt", f"token id {bad[0]} is not in the vocabulary of {vocab_size:,}")
         if len(prompt) > self.context_len:
             raise ContextOverflow(len(prompt), self.context_len)
+        if request.policy.kv_format not in (None, self.runner.cache.layout.kv_format):
+            raise BadParameter("kv", f"this model was loaded with {self.runner.cache.layout.kv_format} pages")
         # the last token of an answer is never fed back, so it needs no slot
         room = self.context_len - len(prompt) + 1
         max_tokens = min(request.sampling.max_tokens or room, room)
@@ -117,7 +119,7 @@ class Engine:
         meter, now = self._state[sequence].meter, perf_counter()
         return Live(
             prompt_tokens=sequence.prompt_len,
-            prompt_tokens_computed=min(sequence.cached_len, sequence.prompt_len),
+            prompt_tokens_computed=min(meter.tokens_computed, sequence.prompt_len),
             output_tokens=sequence.output_len,
             visits=meter.prefill_visits + meter.decode_visits,
             seconds=now - meter.created,
@@ -127,17 +129,18 @@ class Engine:
     def receipt(self, sequence: Sequence) -> Receipt:
         """The cost of a finished sequence; the engine forgets it, so ask once."""
         assert sequence.finish is not None, "the sequence is still running"
-        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config)
+        kv_format = self.runner.cache.layout.kv_format
+        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, kv_format)
 
     def _count(self, batch: Batch, busy_core_seconds: float) -> None:
         config, cache = self.runner.config, self.runner.cache
         weight_bytes = weight_shares(batch, self.runner.facts)
+        row_bytes = KV_FORMATS[cache.layout.kv_format](config.head_dim)
         read = []
         for chunk, share in zip(batch.chunks, weight_bytes, strict=True):
             meter = self._state[chunk.sequence].meter
             before = meter.rows_read
             meter.count(chunk, config, cache.held_bytes(chunk.sequence), share)
-            row_bytes = KV_FORMATS[chunk.sequence.request.policy.kv_format](config.head_dim)
             read.append(share + (meter.rows_read - before) * row_bytes)
         energy = self._energy.read(busy_core_seconds, dram_bytes=sum(read))
         for chunk, mine in zip(batch.chunks, read, strict=True):

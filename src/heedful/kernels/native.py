@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 from typing import Any
 
-KV_FORMATS = {"f16": 0, "q8": 1}  # csrc/ops.h
+KV_FORMATS = {"f16": 0, "q8": 1}  # csrc/ops.h, as are:
+PANEL_FORMATS = ("f32", "f16", "w4", "w8")
 
 
 def is_built() -> bool:

@@ -8,8 +8,10 @@ import mmap
 import os
 import reprlib
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +52,19 @@ def map_file(path: str | os.PathLike[str], error: type[FileFormatError]) -> Byte
         raise error(f"{path}: cannot be read: {e.strerror}", "Check the path and its permissions.") from e
     except ValueError as e:  # a path with a zero byte, or one that the file system's encoding cannot express
         raise error(f"{os.fspath(path)!r}: is not a possible path: {e}", "Check the path.") from e
+
+
+def forget_pages(tensors: Iterable["StoredTensor"]) -> None:
+    """Let the system take back the memory of mapped files; what is read again comes from the file again."""
+    for mapping in {id(m): m for t in tensors if (m := _mapping_of(t.blocks)) is not None}.values():
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping_of(array: Any) -> mmap.mmap | None:
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return array
 
 
 @dataclass(frozen=True, eq=False)

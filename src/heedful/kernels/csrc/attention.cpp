@@ -25,65 +25,41 @@ namespace {
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr int kRowTile = 6;       // rows that share a load of keys or values in registers
-constexpr int kWidenFrom = 12;    // rows from which converting a page once beats converting it in every row tile
+constexpr int kRowTile = 6;  // rows that share a load of keys or values in registers
 constexpr int kPageLanes = kPageLen / kLanes;
 
 int padded(int head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
 // ---- formats: what a product's factors and elements are -----------------------------------------------------------
 
-struct PairsOf {  // common to int8 and int16: two elements a lane and step
+struct Q8 {  // two elements a lane and step
+    using Element = int8_t;
     using Factor = int16_t;
     using Sums = Ints;
     static constexpr int kDepth = 2;
+    static constexpr bool kScaled = true;
     static Sums zero() { return no_ints(); }
-    static Shorts splat(const int16_t* p) { return splat_pair(p); }
+    static Shorts load(const Element* p) { return load_pairs(p); }
+    static Shorts splat(const Factor* p) { return splat_pair(p); }
     static Sums add_products(Sums sums, Shorts a, Shorts b) { return add_pair_products(sums, a, b); }
 };
-struct BytePairs : PairsOf {
-    using Element = int8_t;
-    static Shorts load(const int8_t* p) { return load_pairs(p); }
-};
-struct ShortPairs : PairsOf {
-    using Element = int16_t;
-    static Shorts load(const int16_t* p) { return load_pairs(p); }
-};
 
-struct SinglesOf {
+struct F16 {
+    using Element = uint16_t;
     using Factor = float;
     using Sums = Floats;
     static constexpr int kDepth = 1;
-    static Sums zero() { return HEEDFUL_VARIANT::splat(0.0f); }
-    static Floats splat(const float* p) { return HEEDFUL_VARIANT::splat(*p); }
-    static Sums add_products(Sums sums, Floats a, Floats b) { return mul_add(a, b, sums); }
-};
-struct Halves : SinglesOf {
-    using Element = uint16_t;
-    static Floats load(const uint16_t* p) { return load_halves(p); }
-};
-struct Singles : SinglesOf {
-    using Element = float;
-    static Floats load(const float* p) { return HEEDFUL_VARIANT::load(p); }
-};
-
-struct Q8 {
-    static constexpr bool kScaled = true;
-    using Stored = BytePairs;
-    using Wide = ShortPairs;
-    using Factor = int16_t;
-};
-struct F16 {
     static constexpr bool kScaled = false;
-    using Stored = Halves;
-    using Wide = Singles;
-    using Factor = float;
+    static Sums zero() { return HEEDFUL_VARIANT::splat(0.0f); }
+    static Floats load(const Element* p) { return load_halves(p); }
+    static Floats splat(const Factor* p) { return HEEDFUL_VARIANT::splat(*p); }
+    static Sums add_products(Sums sums, Floats a, Floats b) { return accumulate(sums, a, b); }
 };
 
 // Bytes of one KV head's keys or values in a page: elements, then scales.
 template <class Format>
 size_t element_bytes(int padded_dim) {
-    return static_cast<size_t>(kPageLen) * padded_dim * sizeof(typename Format::Stored::Element);
+    return static_cast<size_t>(kPageLen) * padded_dim * sizeof(typename Format::Element);
 }
 template <class Format>
 size_t half_bytes(int padded_dim) {
@@ -106,17 +82,19 @@ float largest_magnitude(const float* x, int count) {
     return magnitude;
 }
 
-// codes[i] = x[i] / scale, rounded half to even, in [-limit, limit]; (padded) codes, zero past `count`.
+Floats bounded(Floats x, float limit) { return min(max(x, splat(-limit)), splat(limit)); }
+
+// codes[i] = x[i] / scale, rounded half to even, in [-limit, limit]; codes past `count`, up to a multiple of 16, are 0.
 void round_row(const float* x, int count, float scale, float limit, int16_t* codes) {
     for (int i = 0; i < count; i += 2 * kLanes) {
-        float lanes[2 * kLanes] = {};
-        std::memcpy(lanes, x + i, sizeof(float) * (count - i < 2 * kLanes ? count - i : 2 * kLanes));
+        float tail[2 * kLanes] = {};
+        const float* lanes = x + i;
+        if (count - i < 2 * kLanes) {
+            std::memcpy(tail, lanes, sizeof(float) * (count - i));
+            lanes = tail;
+        }
         const Floats low = div(load(lanes), splat(scale)), high = div(load(lanes + kLanes), splat(scale));
-        const Floats most = splat(limit), least = splat(-limit);
-        int16_t rounded[2 * kLanes];
-        store_pairs(rounded, round_to_shorts(min(max(low, least), most), min(max(high, least), most)));
-        const int room = padded(count) - i;
-        std::memcpy(codes + i, rounded, sizeof(int16_t) * (room < 2 * kLanes ? room : 2 * kLanes));
+        store_pairs(codes + i, round_to_shorts(bounded(low, limit), bounded(high, limit)));
     }
 }
 
@@ -126,7 +104,7 @@ float quantize_row(const float* x, int count, float limit, int16_t* codes) {
     if (scale > 0) {
         round_row(x, count, scale, limit, codes);
     } else {
-        std::memset(codes, 0, sizeof(int16_t) * padded(count));
+        std::memset(codes, 0, sizeof(int16_t) * ((count + 15) / 16 * 16));
     }
     return scale;
 }
@@ -164,59 +142,63 @@ void store_f16(uint8_t* head, int dim, int slot, const float* key, const float* 
 // ---- the product --------------------------------------------------------------------------------------------------
 
 // Where lanes of elements lie: step s of vector v is at data + s * step + v * vector, both in elements.
-template <class Element>
+template <class Format>
 struct Lattice {
-    const Element* data;
+    const typename Format::Element* data;
     size_t step, vector;
-    int vectors;
-    int begin, end;        // steps
-    const uint8_t* ahead;  // the same lattice one page on, for the prefetcher; null: nothing to fetch
+    int first_vector, vectors;  // up to `vectors`
+    int begin, end;             // steps
+    const uint8_t* ahead;       // the same lattice of the page that is read next
 };
 
 // finish(r, v, sum over steps of factors[r][step] * lanes of vector v) for R rows and V vectors from v0 on.
-template <class Multiply, int R, int V, class Finish>
-inline void multiply_tile(const typename Multiply::Factor* factors, size_t row_stride,
-                          const Lattice<typename Multiply::Element>& b, int v0, Finish&& finish) {
-    constexpr size_t kBytesAStep = V * 16;
-    typename Multiply::Sums sums[R][V];
+template <class Format, int R, int V, class Finish>
+inline void multiply_tile(const typename Format::Factor* factors, size_t row_stride, const Lattice<Format>& b, int v0,
+                          Finish&& finish) {
+    constexpr size_t kLoadBytes = kLanes * Format::kDepth * sizeof(typename Format::Element);
+    typename Format::Sums sums[R][V];
     for (auto& row : sums)
-        for (auto& sum : row) sum = Multiply::zero();
-    const uint8_t* ahead = b.ahead ? b.ahead + static_cast<size_t>(v0) * (b.end - b.begin) * 16 : nullptr;
-    for (int s = b.begin; s < b.end; ++s) {
-        if (ahead) {
-            prefetch(ahead);
-            ahead += kBytesAStep;
-        }
-        decltype(Multiply::load(b.data)) lanes[V];
-        for (int v = 0; v < V; ++v) lanes[v] = Multiply::load(b.data + s * b.step + (v0 + v) * b.vector);
+        for (auto& sum : row) sum = Format::zero();
+    const auto multiply_step = [&](int s) {
+        decltype(Format::load(b.data)) lanes[V];
+        for (int v = 0; v < V; ++v) lanes[v] = Format::load(b.data + s * b.step + (v0 + v) * b.vector);
         for (int r = 0; r < R; ++r) {
-            const auto factor = Multiply::splat(factors + r * row_stride + s * Multiply::kDepth);
-            for (int v = 0; v < V; ++v) sums[r][v] = Multiply::add_products(sums[r][v], factor, lanes[v]);
+            const auto factor = Format::splat(factors + r * row_stride + s * Format::kDepth);
+            for (int v = 0; v < V; ++v) sums[r][v] = Format::add_products(sums[r][v], factor, lanes[v]);
         }
+    };
+    const uint8_t* ahead = b.ahead + static_cast<size_t>(v0) * (b.end - b.begin) * kLoadBytes;
+    int s = b.begin;
+    for (; s + 2 <= b.end; s += 2, ahead += 2 * V * kLoadBytes) {
+        for (size_t line = 0; line < 2 * V * kLoadBytes; line += 64) prefetch(ahead + line);
+        multiply_step(s);
+        multiply_step(s + 1);
     }
+    if (s < b.end) multiply_step(s);
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) finish(r, v0 + v, to_floats(sums[r][v]));
 }
 
-template <class Multiply, int R, class Finish>
-inline void multiply_rows(const typename Multiply::Factor* factors, size_t row_stride,
-                          const Lattice<typename Multiply::Element>& b, int v0, Finish&& finish) {
-    constexpr int kVectors = R <= 3 ? 4 : 2;
-    int v = v0;
-    for (; v + kVectors <= b.vectors; v += kVectors) multiply_tile<Multiply, R, kVectors>(factors, row_stride, b, v, finish);
-    for (; v < b.vectors; ++v) multiply_tile<Multiply, R, 1>(factors, row_stride, b, v, finish);
+template <class Format, int R, class Finish>
+inline void multiply_rows(const typename Format::Factor* factors, size_t row_stride, const Lattice<Format>& b,
+                          Finish&& finish) {
+    constexpr int kVectors = R <= 2 ? 4 : R == 3 ? 3 : 2;  // as many sums as fit in 16 registers beside what they need
+    int v = b.first_vector;
+    for (; v + kVectors <= b.vectors; v += kVectors) multiply_tile<Format, R, kVectors>(factors, row_stride, b, v, finish);
+    for (; v + 2 <= b.vectors; v += 2) multiply_tile<Format, R, 2>(factors, row_stride, b, v, finish);
+    if (v < b.vectors) multiply_tile<Format, R, 1>(factors, row_stride, b, v, finish);
 }
 
-template <class Multiply, class Finish>
-inline void multiply(int rows, const typename Multiply::Factor* factors, size_t row_stride,
-                     const Lattice<typename Multiply::Element>& b, int v0, Finish&& finish) {
+template <class Format, class Finish>
+inline void multiply(int rows, const typename Format::Factor* factors, size_t row_stride, const Lattice<Format>& b,
+                     Finish&& finish) {
     switch (rows) {
-        case 1: return multiply_rows<Multiply, 1>(factors, row_stride, b, v0, finish);
-        case 2: return multiply_rows<Multiply, 2>(factors, row_stride, b, v0, finish);
-        case 3: return multiply_rows<Multiply, 3>(factors, row_stride, b, v0, finish);
-        case 4: return multiply_rows<Multiply, 4>(factors, row_stride, b, v0, finish);
-        case 5: return multiply_rows<Multiply, 5>(factors, row_stride, b, v0, finish);
-        default: return multiply_rows<Multiply, 6>(factors, row_stride, b, v0, finish);
+        case 1: return multiply_rows<Format, 1>(factors, row_stride, b, finish);
+        case 2: return multiply_rows<Format, 2>(factors, row_stride, b, finish);
+        case 3: return multiply_rows<Format, 3>(factors, row_stride, b, finish);
+        case 4: return multiply_rows<Format, 4>(factors, row_stride, b, finish);
+        case 5: return multiply_rows<Format, 5>(factors, row_stride, b, finish);
+        default: return multiply_rows<Format, kRowTile>(factors, row_stride, b, finish);
     }
 }
 
@@ -231,7 +213,6 @@ struct Rows {
     float* maxima;                     // (count), in powers of two
     float* sums;                       // (count, 8): lanes of the sum of weights
     float* values;                     // (count, channels): sum of weight * value
-    typename Format::Wide::Element *keys_wide, *values_wide;  // one page, converted: (64, channels) each
 };
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -245,13 +226,11 @@ size_t lay_out(Rows<Format>& rows, uint8_t* at) {
         used += aligned(count * sizeof(*part));
     };
     const size_t count = rows.count, channels = rows.channels;
-    place(rows.factors, count * channels);
+    place(rows.factors, count * channels + kLanes);  // a row is rounded 16 at a time
     place(rows.scales, count);
     place(rows.maxima, count);
     place(rows.sums, count * kLanes);
     place(rows.values, count * channels);
-    place(rows.keys_wide, kPageLen * channels);
-    place(rows.values_wide, kPageLen * channels);
     return used;
 }
 
@@ -301,66 +280,119 @@ Floats capped(Floats x, float cap) {
     return mul(div(sub(one, power), add(one, power)), splat(cap * kLog2E));
 }
 
-// What a page's weights (64 of them, 2^(score - maximum)) are multiplied with, and what came before has to be.
-struct Shares {
-    float before;  // factor of the sums so far
-    float step;    // value of 1 in the factors
+// Scores and then weights of a tile of rows over one page, and what a page's sums are worth.
+struct PageTile {
+    alignas(32) float scores[kRowTile][kPageLen];  // in powers of two
+    alignas(32) float maxima[kLanes];              // by row, as the rest
+    alignas(32) float before[kLanes];              // factor of the sums so far
+    alignas(32) float steps[kLanes];               // value of 1 in the factors of the values
+    Slots slots[kRowTile];
+    int rows;
 };
 
-inline Shares share_out(Floats (&weights)[kPageLanes], Slots, const float*, float before, float* factors) {
-    for (int i = 0; i < kPageLanes; ++i) store(factors + i * kLanes, weights[i]);
-    return {before, 1.0f};
+inline Floats slots_of(Floats x, Slots slots, int i, float other) {
+    return within(x, slots.begin - i * kLanes, slots.end - i * kLanes, splat(other));
 }
 
-inline Shares share_out(Floats (&weights)[kPageLanes], Slots slots, const float* value_scales, float before,
-                        int16_t* factors) {
-    constexpr float kLeast = 1e-30f;  // below it the reciprocal overflows; such values are zero beside any others
-    Floats most = splat(0.0f);
-    for (int i = 0; i < kPageLanes; ++i) {
-        weights[i] = mul(weights[i], load(value_scales + i * kLanes));
-        if (!slots.all())  // an unused slot's scale may be anything
-            weights[i] = within(weights[i], slots.begin - i * kLanes, slots.end - i * kLanes, splat(0.0f));
-        most = max(most, weights[i]);
-    }
-    const float step = largest(most) / 32767.0f;
-    const Floats inverse = splat(step > kLeast ? 1.0f / step : 0.0f);
-    for (int i = 0; i < kPageLanes; i += 2)
-        store_pairs(factors + i * kLanes, round_to_shorts(mul(weights[i], inverse), mul(weights[i + 1], inverse)));
-    return {before, step};
-}
-
-// Scores of a row (64, in powers of two) -> factors of its values; moves the row's maximum and sum.
-template <class Factor>
-inline Shares weigh(const float* scores, Slots slots, float softcap, const float* value_scales, float* maximum,
-                    float* sums, Factor* factors) {
-    Floats lanes[kPageLanes];
+// Caps and masks the scores of row r, and returns their largest.
+inline float finish_scores(float* scores, Slots slots, float softcap) {
     Floats most = splat(kNothing);
     for (int i = 0; i < kPageLanes; ++i) {
-        lanes[i] = load(scores + i * kLanes);
-        if (softcap > 0) lanes[i] = capped(lanes[i], softcap);
-        if (!slots.all())
-            lanes[i] = within(lanes[i], slots.begin - i * kLanes, slots.end - i * kLanes, splat(kNothing));
-        most = max(most, lanes[i]);
+        Floats lanes = load(scores + i * kLanes);
+        if (softcap > 0) lanes = capped(lanes, softcap);
+        if (!slots.all()) lanes = slots_of(lanes, slots, i, kNothing);
+        if (softcap > 0 || !slots.all()) store(scores + i * kLanes, lanes);
+        most = max(most, lanes);
     }
-    const float page_maximum = largest(most);
-    const float now = page_maximum > *maximum ? page_maximum : *maximum;
-    const float before = exp2_of(*maximum - now);
-    *maximum = now;
-    for (auto& lane : lanes) lane = exp2_of(sub(lane, splat(now)));
-    Floats sum = mul_add(load(sums), splat(before), lanes[0]);
-    for (int i = 1; i < kPageLanes; ++i) sum = add(sum, lanes[i]);
+    return largest(most);
+}
+
+// Scores become weights, 2^(score - maximum); their sum joins `sums` (8 lanes).
+inline void exponentiate(float* scores, float maximum, float before, float* sums) {
+    Floats sum = mul(load(sums), splat(before));
+    for (int i = 0; i < kPageLen; i += kLanes) {
+        const Floats weight = exp2_of(sub(load(scores + i), splat(maximum)));
+        store(scores + i, weight);
+        sum = add(sum, weight);
+    }
     store(sums, sum);
-    return share_out(lanes, slots, value_scales, before, factors);
+}
+
+// Multiplies weights by the values' scales and returns the largest product.
+inline float scale_weights(float* weights, Slots slots, const float* value_scales) {
+    Floats most = splat(0.0f);
+    for (int i = 0; i < kPageLanes; ++i) {
+        Floats product = mul(load(weights + i * kLanes), load(value_scales + i * kLanes));
+        if (!slots.all()) product = slots_of(product, slots, i, 0.0f);  // an unused slot's scale may be anything
+        store(weights + i * kLanes, product);
+        most = max(most, product);
+    }
+    return largest(most);
+}
+
+// Per row: the new maximum, the factor of what came before, the weights and their sum.
+template <class Format>
+void weigh(Rows<Format>& rows, int r0, float softcap, PageTile& tile) {
+    alignas(32) float old[kLanes] = {};
+    for (int r = 0; r < tile.rows; ++r) {
+        const float most = finish_scores(tile.scores[r], tile.slots[r], softcap);
+        old[r] = rows.maxima[r0 + r];
+        tile.maxima[r] = most > old[r] ? most : old[r];
+        rows.maxima[r0 + r] = tile.maxima[r];
+    }
+    for (int r = tile.rows; r < kLanes; ++r) tile.maxima[r] = 0;
+    store(tile.before, exp2_of(sub(load(old), load(tile.maxima))));
+    for (int r = 0; r < tile.rows; ++r)
+        exponentiate(tile.scores[r], tile.maxima[r], tile.before[r], rows.sums + static_cast<size_t>(r0 + r) * kLanes);
+}
+
+// Weights -> factors of the values, in place for floats.
+inline const float* share_out(PageTile& tile, const float*, float*) {
+    store(tile.steps, splat(1.0f));
+    return tile.scores[0];
+}
+
+inline const int16_t* share_out(PageTile& tile, const float* value_scales, int16_t* factors) {
+    constexpr float kLeast = 1e-30f;  // below it the reciprocal overflows; such values are zero beside any others
+    alignas(32) float most[kLanes] = {};
+    for (int r = 0; r < tile.rows; ++r) most[r] = scale_weights(tile.scores[r], tile.slots[r], value_scales);
+    store(tile.steps, mul(load(most), splat(1 / 32767.0f)));
+    alignas(32) float inverses[kLanes];
+    store(inverses, where_at_least(load(tile.steps), kLeast, div(splat(1.0f), load(tile.steps))));
+    for (int r = 0; r < tile.rows; ++r) {
+        const Floats inverse = splat(inverses[r]);
+        const float* weights = tile.scores[r];
+        for (int i = 0; i < kPageLen; i += 2 * kLanes)
+            store_pairs(factors + r * kPageLen + i,
+                        round_to_shorts(mul(load(weights + i), inverse), mul(load(weights + i + kLanes), inverse)));
+    }
+    return factors;
 }
 
 // ---- one page -----------------------------------------------------------------------------------------------------
 
-template <class Element>
+template <class Format>
 struct PageView {
-    const Element *keys, *values;
-    const float *key_scales, *value_scales;  // null where the format has none
-    const uint8_t *keys_ahead, *values_ahead;
+    const typename Format::Element *keys, *values;
+    const float *key_scales, *value_scales;  // only where the format has them
+    const uint8_t* ahead;                    // the page that is read next
 };
+
+// Page `index` of the span; behind the last one nothing is known, so `ahead` is that page itself.
+template <class Format>
+PageView<Format> view(const Work& work, int index) {
+    const int channels = padded(work.pages.head_dim);
+    const int pages = (work.span.end + kPageLen - 1) / kPageLen - work.span.first_page;
+    const int next = index + 1 < pages ? index + 1 : index;
+    const uint8_t* keys = head_of<Format>(work.pages, work.span.pages[index], work.kv_head);
+    const uint8_t* values = keys + half_bytes<Format>(channels);
+    const size_t scales_at = element_bytes<Format>(channels);
+    return {reinterpret_cast<const typename Format::Element*>(keys),
+            reinterpret_cast<const typename Format::Element*>(values),
+            reinterpret_cast<const float*>(keys + scales_at),
+            reinterpret_cast<const float*>(values + scales_at),
+            head_of<Format>(work.pages, work.span.pages[next], work.kv_head)};
+}
 
 // Slots of the page at `position` that row r may see.
 Slots visible(const Work& work, int position, int row) {
@@ -370,93 +402,58 @@ Slots visible(const Work& work, int position, int row) {
     return {begin > 0 ? begin : 0, end < kPageLen ? end : kPageLen};
 }
 
-// Slots that any of rows [r0, r1) may see.
-Slots visible(const Work& work, int position, int r0, int r1) {
-    return {visible(work, position, r0).begin, visible(work, position, r1 - 1).end};
+template <class Format>
+void score(const Rows<Format>& rows, int r0, const PageView<Format>& page, int first_slot, int end_slot, PageTile& tile) {
+    const int channels = rows.channels;
+    const Lattice<Format> keys{page.keys, static_cast<size_t>(kLanes) * Format::kDepth,
+                               static_cast<size_t>(kLanes) * channels, first_slot / kLanes,
+                               (end_slot + kLanes - 1) / kLanes, 0, channels / Format::kDepth, page.ahead};
+    const auto keep = [&](int r, int v, Floats products) {
+        if (Format::kScaled) products = mul(products, mul(splat(rows.scales[r0 + r]), load(page.key_scales + v * kLanes)));
+        store(tile.scores[r] + v * kLanes, products);
+    };
+    multiply(tile.rows, rows.factors + static_cast<size_t>(r0) * channels, channels, keys, keep);
+}
+
+template <class Format>
+void add_values(Rows<Format>& rows, int r0, const PageView<Format>& page, int first_slot, int end_slot,
+                const PageTile& tile, const typename Format::Factor* factors) {
+    const int channels = rows.channels;
+    const Lattice<Format> values{page.values, static_cast<size_t>(channels) * Format::kDepth,
+                                 static_cast<size_t>(kLanes) * Format::kDepth, 0, channels / kLanes,
+                                 first_slot / Format::kDepth, (end_slot + Format::kDepth - 1) / Format::kDepth,
+                                 page.ahead + half_bytes<Format>(channels)};
+    const auto add_to_sums = [&](int r, int v, Floats products) {
+        float* sum = rows.values + static_cast<size_t>(r0 + r) * channels + v * kLanes;
+        store(sum, mul_add(products, splat(tile.steps[r]), mul(load(sum), splat(tile.before[r]))));
+    };
+    multiply(tile.rows, factors, kPageLen, values, add_to_sums);
 }
 
 // Rows [r0, r0 + count), at most kRowTile of them, over one page.
-template <class Format, class Multiply>
-void attend_row_tile(const Work& work, Rows<Format>& rows, int r0, int count, int position,
-                     const PageView<typename Multiply::Element>& page) {
-    alignas(32) float scores[kRowTile][kPageLen];
-    alignas(32) typename Format::Factor weights[kRowTile][kPageLen];
-    Shares shares[kRowTile];
-    const Slots slots = visible(work, position, r0, r0 + count);
-    const int channels = rows.channels;
-
-    const size_t key_step = kLanes * Multiply::kDepth;
-    const Lattice<typename Multiply::Element> keys{
-        page.keys, key_step, key_step * channels / Multiply::kDepth, (slots.end + kLanes - 1) / kLanes, 0,
-        channels / Multiply::kDepth, page.keys_ahead};
-    multiply<Multiply>(count, rows.factors + static_cast<size_t>(r0) * channels, channels, keys, slots.begin / kLanes,
-                       [&](int r, int v, Floats products) {
-                           Floats scale = splat(rows.scales[r0 + r]);
-                           if (Format::kScaled) scale = mul(scale, load(page.key_scales + v * kLanes));
-                           store(scores[r] + v * kLanes, Format::kScaled ? mul(products, scale) : products);
-                       });
-
-    for (int r = 0; r < count; ++r)
-        shares[r] = weigh(scores[r], visible(work, position, r0 + r), work.shape.softcap, page.value_scales,
-                          rows.maxima + r0 + r, rows.sums + static_cast<size_t>(r0 + r) * kLanes, weights[r]);
-
-    const size_t value_vector = kLanes * Multiply::kDepth;
-    const Lattice<typename Multiply::Element> values{
-        page.values, static_cast<size_t>(channels) * Multiply::kDepth, value_vector, channels / kLanes,
-        slots.begin / Multiply::kDepth, (slots.end + Multiply::kDepth - 1) / Multiply::kDepth, page.values_ahead};
-    multiply<Multiply>(count, weights[0], kPageLen, values, 0, [&](int r, int v, Floats products) {
-        float* sum = rows.values + static_cast<size_t>(r0 + r) * channels + v * kLanes;
-        store(sum, mul_add(products, splat(shares[r].step), mul(load(sum), splat(shares[r].before))));
-    });
-}
-
-template <class Format, class Multiply>
-void attend_rows(const Work& work, Rows<Format>& rows, int r0, int r1, int position,
-                 PageView<typename Multiply::Element> page) {
-    for (int r = r0; r < r1; r += kRowTile) {
-        attend_row_tile<Format, Multiply>(work, rows, r, r1 - r < kRowTile ? r1 - r : kRowTile, position, page);
-        page.keys_ahead = page.values_ahead = nullptr;  // fetched once is enough
-    }
-}
-
-void widen(const int8_t* from, size_t count, int16_t* to) {
-    for (size_t i = 0; i < count; i += 2 * kLanes) store_pairs(to + i, load_pairs(from + i));
-}
-void widen(const uint16_t* from, size_t count, float* to) {
-    for (size_t i = 0; i < count; i += kLanes) store(to + i, load_halves(from + i));
-}
-
-// The page of sequence slot `index`, and where the one that will be read next lies.
 template <class Format>
-PageView<typename Format::Stored::Element> view(const Work& work, int index) {
-    using Element = typename Format::Stored::Element;
-    const int channels = padded(work.pages.head_dim);
-    const uint8_t* head = head_of<Format>(work.pages, work.span.pages[index], work.kv_head);
-    const uint8_t* values = head + half_bytes<Format>(channels);
-    PageView<Element> page{reinterpret_cast<const Element*>(head), reinterpret_cast<const Element*>(values),
-                           nullptr, nullptr, nullptr, nullptr};
-    if (Format::kScaled) {
-        page.key_scales = reinterpret_cast<const float*>(head + element_bytes<Format>(channels));
-        page.value_scales = reinterpret_cast<const float*>(values + element_bytes<Format>(channels));
-    }
-    const int pages = (work.span.end + kPageLen - 1) / kPageLen - work.span.first_page;
-    if (index + 1 < pages) {
-        page.keys_ahead = head_of<Format>(work.pages, work.span.pages[index + 1], work.kv_head);
-        page.values_ahead = page.keys_ahead + half_bytes<Format>(channels);
-    }
-    return page;
+void attend_row_tile(const Work& work, Rows<Format>& rows, int r0, int count, int position, const PageView<Format>& page) {
+    PageTile tile;
+    tile.rows = count;
+    for (int r = 0; r < count; ++r) tile.slots[r] = visible(work, position, r0 + r);
+    const int first = tile.slots[0].begin, end = tile.slots[count - 1].end;  // what any of the rows may see
+    score(rows, r0, page, first, end, tile);
+    weigh(rows, r0, work.shape.softcap, tile);
+    alignas(32) typename Format::Factor rounded[kRowTile * kPageLen];
+    add_values(rows, r0, page, first, end, tile, share_out(tile, page.value_scales, rounded));
 }
 
 // Rows [r0, r1) over the page at `position`.
 template <class Format>
 void attend_page(const Work& work, Rows<Format>& rows, int r0, int r1, int position) {
-    const auto page = view<Format>(work, position / kPageLen - work.span.first_page);
-    if (r1 - r0 < kWidenFrom) return attend_rows<Format, typename Format::Stored>(work, rows, r0, r1, position, page);
-    widen(page.keys, static_cast<size_t>(kPageLen) * rows.channels, rows.keys_wide);
-    widen(page.values, static_cast<size_t>(kPageLen) * rows.channels, rows.values_wide);
-    attend_rows<Format, typename Format::Wide>(
-        work, rows, r0, r1, position,
-        {rows.keys_wide, rows.values_wide, page.key_scales, page.value_scales, nullptr, nullptr});
+    const PageView<Format> page = view<Format>(work, position / kPageLen - work.span.first_page);
+    if (Format::kScaled)
+        for (int line = 0; line < kPageLen; line += 16) {
+            prefetch(page.ahead + element_bytes<Format>(rows.channels) + line * sizeof(float));
+            prefetch(page.ahead + half_bytes<Format>(rows.channels) + element_bytes<Format>(rows.channels) + line * sizeof(float));
+        }
+    for (int r = r0; r < r1; r += kRowTile)
+        attend_row_tile(work, rows, r, r1 - r < kRowTile ? r1 - r : kRowTile, position, page);
 }
 
 // ---- one segment --------------------------------------------------------------------------------------------------

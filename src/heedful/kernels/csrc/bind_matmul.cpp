@@ -59,6 +59,14 @@ const Ops& ops_named(const std::string& variant) {
     throw nb::value_error(("this processor has no variant " + variant).c_str());
 }
 
+std::vector<std::string> variant_names() {
+    const Ops* tables = nullptr;
+    const int count = all_ops(&tables);
+    std::vector<std::string> names;
+    for (int i = 0; i < count; i++) names.push_back(tables[i].name);
+    return names;
+}
+
 constexpr size_t kHugePage = size_t(2) << 20;
 
 // Zeroed on demand, in huge pages where the system gives them.
@@ -290,6 +298,7 @@ std::vector<double> time_pool(Pool& pool, bool barriers, int count, int repeat) 
 void bind_matmul(nb::module_& m) {
     m.def("packed_format", [](int ggml_type) { return can_pack(ggml_type) ? kFormatNames[int(packed_format(ggml_type))] : nullptr; },
           nb::arg("ggml_type"), "The panel format that this ggml type is packed into by default; None: cannot be packed.");
+    m.def("variants", &variant_names, "The variants that this processor can run.");
     m.def("pack", &pack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"), nb::arg("format") = nb::none(),
           nb::arg("threads") = 1, "Stored rows, uint8 (rows, row_bytes), as panels (bytes).");
     m.def("quantize_activations", &quantize_array, nb::arg("x"), nb::arg("variant"),

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <deque>
@@ -25,9 +26,9 @@ using MutableBytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 const Ops& variant_named(const std::string& name) {
-    const Ops* tables[8];
-    for (int i = all_ops(tables) - 1; i >= 0; i--)
-        if (name == tables[i]->name) return *tables[i];
+    const Ops* tables = nullptr;
+    for (int i = all_ops(&tables) - 1; i >= 0; i--)
+        if (name == tables[i].name) return tables[i];
     throw std::invalid_argument("this processor has no kernel variant " + name);
 }
 

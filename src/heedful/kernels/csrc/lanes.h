@@ -28,6 +28,12 @@ inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats mul_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+// The same; keeps the compiler from pulling products of a register tile apart, which spills sums.
+inline Floats accumulate(Floats sums, Floats a, Floats b) {
+    sums = _mm256_fmadd_ps(a, b, sums);
+    asm volatile("" : "+x"(sums));
+    return sums;
+}
 inline Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 inline Floats abs(Floats x) { return _mm256_andnot_ps(splat(-0.0f), x); }
@@ -95,7 +101,8 @@ inline Floats load_halves(const uint16_t* p) {
 }
 inline uint16_t to_half(float x) { return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second-level cache: the few buffers in which the first level waits for memory stay free for what is read now.
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 #else
 
@@ -138,6 +145,7 @@ inline Floats div(Floats a, Floats b) {
 inline Floats mul_add(Floats a, Floats b, Floats c) {
     return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
 }
+inline Floats accumulate(Floats sums, Floats a, Floats b) { return mul_add(a, b, sums); }
 inline Floats max(Floats a, Floats b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
@@ -229,12 +237,13 @@ constexpr float kExp2[] = {0.6931470036506653f, 0.24022242426872253f, 0.05550733
 // -126 and for NaN. Degree 5 minimax over [-1/2, 1/2] with its constant held at 1.
 inline Floats exp2_of(Floats y) {
     const Floats no_fraction = splat(12582912.0f);
+    y = max(y, splat(-127.0f));
     const Floats shifted = add(y, no_fraction);
     const Floats r = sub(y, sub(shifted, no_fraction));
     Floats p = splat(kExp2[4]);
     for (int i = 3; i >= 0; --i) p = mul_add(p, r, splat(kExp2[i]));
     p = mul_add(p, r, splat(1.0f));
-    return where_at_least(y, -126.0f, scale_by_power(p, shifted));
+    return scale_by_power(p, shifted);
 }
 
 inline float exp2_of(float y) {

@@ -73,6 +73,12 @@ void store_rows(const float* sums, const Target& target, int n) {
 constexpr int kTileTokens = 6;
 constexpr int kPrefetchBytes = 1280;
 
+// Loops over a tile's tokens must be unrolled before anything else, or their accumulators live in memory.
+#define HEEDFUL_UNROLL _Pragma("GCC unroll 8")
+
+// Keeps the compiler from computing all products of a block first and adding later, which would spill every register.
+void add_now(__m256i& sum) { asm("" : "+x"(sum)); }
+
 __m256 load_halves(const uint8_t* at) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
@@ -105,28 +111,34 @@ template <int N>
 void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
     const __m256i low_nibbles = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256 sums[N];
+    HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
     for (int k = 0; k < cols / kBlock; k++, panel += kW4Bytes) {
         prefetch(panel, kW4Bytes);
         __m256i dots[N];
+        HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
         for (int j = 0; j < 4; j++) {
             const __m256i packed = load_vector(panel + 32 + 32 * j);
             const __m256i low = _mm256_and_si256(packed, low_nibbles);
             const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_nibbles);
+            HEEDFUL_UNROLL
             for (int n = 0; n < N; n++) {
                 const int8_t* codes = tokens[n].codes + k * kBlock + 4 * j;
                 dots[n] = _mm256_add_epi16(dots[n], _mm256_maddubs_epi16(low, broadcast_four(codes)));
                 dots[n] = _mm256_add_epi16(dots[n], _mm256_maddubs_epi16(high, broadcast_four(codes + 16)));
+                add_now(dots[n]);
             }
         }
         const __m256 scale = load_halves(panel), min = load_halves(panel + 16);
+        HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) {
             const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(dots[n], ones));
             sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
             sums[n] = _mm256_fmadd_ps(min, _mm256_set1_ps(tokens[n].scaled_sums[k]), sums[n]);
         }
     }
+    HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
 }
 
@@ -134,25 +146,31 @@ template <int N>
 void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256 sums[N];
+    HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
     for (int k = 0; k < cols / kBlock; k++, panel += kW8Bytes) {
         prefetch(panel, kW8Bytes);
         __m256i dots[N];
+        HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
         for (int j = 0; j < 8; j++) {
             const __m256i codes = load_vector(panel + 16 + 32 * j), magnitudes = _mm256_abs_epi8(codes);
+            HEEDFUL_UNROLL
             for (int n = 0; n < N; n++) {
                 const __m256i four = broadcast_four(tokens[n].codes + k * kBlock + 4 * j);
                 const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(four, codes));
                 dots[n] = _mm256_add_epi32(dots[n], _mm256_madd_epi16(pairs, ones));
+                add_now(dots[n]);
             }
         }
         const __m256 scale = load_halves(panel);
+        HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) {
             const __m256 dot = _mm256_cvtepi32_ps(dots[n]);
             sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
         }
     }
+    HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
 }
 
@@ -165,15 +183,18 @@ __m256 load_column(const uint8_t* panel, int c) {
 template <Format F, int N>
 void tile_floats(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
     __m256 even[N], odd[N];
+    HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) even[n] = odd[n] = _mm256_setzero_ps();
     for (int c = 0; c + 1 < cols; c += 2) {
         prefetch(panel + size_t(c) * (F == Format::f16 ? 16 : 32), 64);
         const __m256 first = load_column<F>(panel, c), second = load_column<F>(panel, c + 1);
+        HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) {
             even[n] = _mm256_fmadd_ps(first, _mm256_broadcast_ss(tokens[n].f32 + c), even[n]);
             odd[n] = _mm256_fmadd_ps(second, _mm256_broadcast_ss(tokens[n].f32 + c + 1), odd[n]);
         }
     }
+    HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) {
         if (cols % 2 != 0) {
             const __m256 last = load_column<F>(panel, cols - 1);

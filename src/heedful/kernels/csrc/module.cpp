@@ -1,21 +1,18 @@
-// The Python face of the native kernels: heedful._native. Ops live in files of their own, one each; this one only
-// binds them and says which variant this processor gets.
+// heedful._native: binds the parts. Ops live in files of their own; ops.cpp chooses their variant.
 
 #include <nanobind/nanobind.h>
 
-namespace {
+#include "ops.h"
 
-// The variant is chosen once, at start, from what the processor says of itself.
-const char *variant() {
-#if defined(__x86_64__) || defined(_M_X64)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
-#endif
-    return "portable";
-}
-
-}  // namespace
+namespace heedful {
+void bind_matmul(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+void bind_step(nanobind::module_& m);
+}  // namespace heedful
 
 NB_MODULE(_native, m) {
-    m.def("variant", &variant, "The kernel variant that this processor gets: 'avx2' or 'portable'.");
+    m.def("variant", [] { return heedful::ops().name; }, "The kernel variant that this processor gets.");
+    heedful::bind_matmul(m);
+    heedful::bind_attention(m);
+    heedful::bind_step(m);
 }

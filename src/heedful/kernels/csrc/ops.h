@@ -104,8 +104,8 @@ struct Ops {
 
     // Partial attention of queries [q0, q1) (absolute positions within span) of one KV head's H / K query heads over the
     // keys of segment s, positions [512 s, 512 (s + 1)), as far as the span and each query allow.
-    // q: (end - start) rows of H·D floats, q_stride floats apart. Writes for query i, head g: max, sum of exp, and unnormalised sum (D) to
-    // part + ((i - q0) * group + g) * (D + 2), as [max, sum, values...]; a query that sees no key: max = -inf, sum = 0.
+    // q: (end - start) rows of H·D floats, q_stride floats apart. Writes for query i, head g: max, sum of exp, and
+    // unnormalised sum (D) to part + ((i - q0) * group + g) * (D + 2), as [max, sum, values...]; a query that sees no key: max = -inf, sum = 0.
     void (*attend_segment)(const PageBuffer& pages, const AttentionShape& shape, const Span& span, const float* q,
                            int q_stride, int kv_head, int q0, int q1, int segment, float* part, void* scratch);
 
@@ -119,7 +119,7 @@ struct Ops {
 
 // The table for this processor, chosen once. "avx2" where AVX2, FMA and F16C are there, else "portable".
 const Ops& ops();
-// Every table that this processor can run, for tests: index 0 is "portable". Returns the number of tables.
+// Every table that this processor can run, for tests: tables[0] is "portable". Returns how many there are.
 int all_ops(const Ops** tables);
 
 }  // namespace heedful

@@ -27,7 +27,11 @@
 namespace heedful {
 namespace {
 
-constexpr std::chrono::microseconds kSpin{50};  // waking a sleeper costs about as much
+// Waking a sleeper costs about as much as the long spin. Where a spin was in vain, two threads probably share a processor
+// with each other or with a busy process, and spinning keeps away the one that is waited for: so the next waits give up
+// soon, and only every 16th tries the long spin again.
+constexpr std::chrono::microseconds kLongSpin{50}, kShortSpin{1};
+constexpr int kShortSpins = 15;
 
 void pause_briefly() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -58,8 +62,17 @@ class Signal {
     }
 
   private:
-    bool spin_past(uint32_t old) const {
-        const auto until = std::chrono::steady_clock::now() + kSpin;
+    bool spin_past(uint32_t old) {
+        const int short_spins = short_spins_.load(std::memory_order_relaxed);
+        const bool passed = spin_past(old, short_spins > 0 ? kShortSpin : kLongSpin);
+        const int left = passed ? 0 : short_spins > 0 ? short_spins - 1 : kShortSpins;
+        if (left != short_spins) short_spins_.store(left, std::memory_order_relaxed);  // a lost update is harmless
+        return passed;
+    }
+
+    bool spin_past(uint32_t old, std::chrono::microseconds limit) const {
+        if (value() != old) return true;
+        const auto until = std::chrono::steady_clock::now() + limit;
         do {
             for (int i = 0; i < 32; i++) {
                 if (value() != old) return true;
@@ -87,6 +100,7 @@ class Signal {
 
     alignas(64) std::atomic<uint32_t> value_{0};
     std::atomic<uint32_t> sleepers_{0};
+    std::atomic<int> short_spins_{0};  // that are still to come before a long one
 };
 
 // Threads that meet: the last to arrive lets the others go on.

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace heedful {
 namespace {
@@ -26,8 +27,7 @@ template <typename T>
 class Buffer {
 public:
     Buffer() = default;
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
+    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
     ~Buffer() { std::free(data_); }
     T* get() const { return data_; }
     T* reserve(size_t count) {
@@ -121,7 +121,7 @@ class Decoder::Worker {
 public:
     Worker(Decoder& decoder, const Step& step, int thread)
         : d_(decoder), c_(decoder.config), ops_(decoder.ops_), w_(*decoder.work_), step_(step), thread_(thread),
-          threads_(decoder.pool_.size()), group_(c_.heads / c_.kv_heads) {}
+          threads_(decoder.pool_.threads()), group_(c_.heads / c_.kv_heads) {}
 
     void run() {
         for (size_t i = 0; i < d_.layers.size(); i++) run_layer(d_.layers[i], static_cast<int>(i));
@@ -398,10 +398,10 @@ void Decoder::run(const Step& step) {
     for (int i = 0; i < step.chunks * step.groups; i++)
         most_segments = std::max(most_segments, (step.spans[i].end - 1) / kSegment + 1);
     std::vector<Buffer<float>> group_parts(step.groups);
-    for (int g = 0; g < step.groups; g++) plan_group(step, g, config, pool_.size(), w.groups[g], group_parts[g]);
+    for (int g = 0; g < step.groups; g++) plan_group(step, g, config, pool_.threads(), w.groups[g], group_parts[g]);
 
     const int share = config.heads / config.kv_heads;
-    for (int thread = 0; thread < pool_.size(); thread++) {
+    for (int thread = 0; thread < pool_.threads(); thread++) {
         w.own[thread].reserve(1, static_cast<int>(widest));
         w.own_attended[thread].reserve(HD);
         w.own_parts[thread].reserve(static_cast<size_t>(kQueryTile) * share * (config.head_dim + 2) * most_segments);

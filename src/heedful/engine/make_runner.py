@@ -1,0 +1,79 @@
+"""Which runner computes: native where its kernels are built, else PyTorch; and how many tokens' K and V fit."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+from heedful.cost.formulas import KV_FORMATS
+from heedful.engine.runner import Runner
+from heedful.errors import BadParameter, CacheFull, UnsupportedModel
+from heedful.kernels import native
+from heedful.request import DEFAULT_KV_FORMAT
+from heedful.weights.load import LoadedModel
+
+CACHE_MEMORY_SHARE = 0.6
+"""Of the memory that is free once the weights are in, the most that the KV cache may grow to."""
+
+KV_CHOICES = {"native": tuple(native.KV_FORMATS), "torch": ("f32",)}
+
+log = logging.getLogger("heedful")
+
+
+def make_runner(
+    loaded: LoadedModel, *, kind: str, kv_format: str | None, context_len: int, threads: int, free_memory_bytes: int
+) -> Runner:
+    """`kind`: native, torch or auto. `free_memory_bytes`: 0 where the system does not say.
+
+    Raises BadParameter for a kind or KV format that there is not, UnsupportedModel when nothing can run the model,
+    CacheFull when it does not fit into memory.
+    """
+    chosen = _chosen(kind)
+    kv_format = kv_format or (DEFAULT_KV_FORMAT if chosen == "native" else "f32")
+    if kv_format not in KV_CHOICES[chosen]:
+        raise BadParameter("kv", f"{kv_format!r} is not a format of the {chosen} runner", _choices(KV_CHOICES[chosen]))
+    capacity = _capacity_tokens(loaded, chosen, kv_format, context_len, free_memory_bytes)
+    config, weights = loaded.config, loaded.weights
+    if chosen == "native":
+        from heedful.engine.native_runner import NativeRunner
+
+        return NativeRunner(config, weights, capacity_tokens=capacity, threads=threads, kv_format=kv_format)
+    from heedful.engine.torch_runner import TorchRunner  # torch takes seconds to import
+
+    return TorchRunner(config, weights, capacity_tokens=capacity, threads=threads)
+
+
+def _chosen(kind: str) -> str:
+    if kind not in ("auto", *KV_CHOICES):
+        raise BadParameter("runner", f"{kind!r} is not known", _choices(("auto", *KV_CHOICES)))
+    if kind in ("auto", "native") and native.is_built():
+        return "native"
+    if kind == "native" or importlib.util.find_spec("torch") is None:
+        raise UnsupportedModel(
+            "the native kernels are not built here",
+            "Install a C++ compiler and install heedful again, or: pip install 'heedful[torch]'.",
+        )
+    if kind == "auto":
+        log.warning("heedful: the native kernels are not built here; running on PyTorch, which is slower")
+    return "torch"
+
+
+def _choices(names: tuple[str, ...]) -> str:
+    return "Choose one of: " + ", ".join(names) + "."
+
+
+def _capacity_tokens(loaded: LoadedModel, kind: str, kv_format: str, context_len: int, free_memory_bytes: int) -> int:
+    """Tokens whose keys and values fit; at most the context, which one sequence alone can fill."""
+    config = loaded.config
+    stored = sum(tensor.num_bytes for tensor in loaded.weights.values())
+    weights_bytes = stored if kind == "native" else 4 * sum(t.num_weights for t in loaded.weights.values())
+    token_bytes = 2 * config.num_kv_heads * config.num_layers * KV_FORMATS[kv_format](config.head_dim)
+    if not free_memory_bytes:
+        return context_len
+    affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes
+    if affordable < 1:
+        raise CacheFull(
+            f"{loaded.name}: weights take {weights_bytes / 1e9:.1f} GB, {free_memory_bytes / 1e9:.1f} GB are free",
+            "Close other programs, or take a smaller model.",
+        )
+    return min(context_len, affordable)

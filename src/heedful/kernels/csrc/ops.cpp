@@ -1,0 +1,64 @@
+// The op tables, one a variant, and the choice between them: once, at start, from what the processor says of itself.
+
+#include "ops.h"
+
+#define HEEDFUL_DECLARE(variant)                                                                                        \
+    namespace variant {                                                                                                 \
+    void norm(NormKind, const float*, const float*, const float*, float, int, float*);                                  \
+    void rotate(float*, const float*, const float*, int);                                                               \
+    void activate(Activation, float*, const float*, int);                                                               \
+    void quantize_activations(const float*, const Activations&, int, int);                                              \
+    void matmul(const Matrix&, const Activations&, int, int, int, int, float*, int, const float*, bool);                \
+    size_t page_bytes(KvFormat, int, int);                                                                              \
+    void store_row(const PageBuffer&, int, int, int, const float*, const float*);                                       \
+    void attend_segment(const PageBuffer&, const AttentionShape&, const Span&, const float*, int, int, int, int, int,   \
+                        float*, void*);                                                                                 \
+    size_t attend_scratch_bytes(const PageBuffer&, const AttentionShape&, int);                                         \
+    void merge_segments(const float*, size_t, int, int, float*);                                                        \
+    }
+
+#define HEEDFUL_TABLE(variant)                                                                                          \
+    {                                                                                                                   \
+        #variant, variant::norm, variant::rotate, variant::activate, variant::quantize_activations, variant::matmul,    \
+            variant::page_bytes, variant::store_row, variant::attend_segment, variant::attend_scratch_bytes,            \
+            variant::merge_segments                                                                                     \
+    }
+
+namespace heedful {
+
+HEEDFUL_DECLARE(portable)
+#if HEEDFUL_HAS_AVX2
+HEEDFUL_DECLARE(avx2)
+#endif
+
+namespace {
+
+const Ops kTables[] = {
+    HEEDFUL_TABLE(portable),
+#if HEEDFUL_HAS_AVX2
+    HEEDFUL_TABLE(avx2),
+#endif
+};
+
+bool has_avx2() {
+#if HEEDFUL_HAS_AVX2
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+}  // namespace
+
+int all_ops(const Ops** tables) {
+    *tables = kTables;
+    return has_avx2() ? 2 : 1;
+}
+
+const Ops& ops() {
+    static const Ops& chosen = kTables[has_avx2() ? 1 : 0];
+    return chosen;
+}
+
+}  // namespace heedful

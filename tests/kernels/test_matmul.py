@@ -1,0 +1,363 @@
+"""Packing and matrix products of the native kernels.
+
+Judges: the gguf package for what stored blocks mean, numpy in float64 for products. Panels are read back here by their
+description (csrc/pack.cpp), not by our code.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Ggml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+native = pytest.importorskip("heedful._native")
+
+Array = np.ndarray[Any, Any]
+VARIANTS = native.variants()
+FORMATS = ("f32", "f16", "w4", "w8")
+BLOCK = 32
+TINY = 2.0**-24
+"""The smallest half above zero."""
+
+HALF_FIELDS = {
+    Ggml.Q4_0: (0,),
+    Ggml.Q4_1: (0, 2),
+    Ggml.Q5_0: (0,),
+    Ggml.Q5_1: (0, 2),
+    Ggml.Q8_0: (0,),
+    Ggml.Q2_K: (80, 82),
+    Ggml.Q3_K: (108,),
+    Ggml.Q4_K: (0, 2),
+    Ggml.Q5_K: (0, 2),
+    Ggml.Q6_K: (208,),
+    Ggml.IQ4_NL: (0,),
+}
+"""Where a block's float16 scales lie; every other byte may have any value."""
+FLOAT_TYPES = {Ggml.F32: 4, Ggml.F16: 2, Ggml.BF16: 2}
+EXACT = (Ggml.F32, Ggml.F16, Ggml.BF16, Ggml.Q4_0, Ggml.Q4_1, Ggml.Q5_0, Ggml.Q8_0, Ggml.IQ4_NL)
+
+
+def random_stored(ggml_type: Ggml, rows: int, cols: int, seed: int = 0) -> Array:
+    """Valid stored rows, uint8 (rows, row_bytes): random codes, scales of either sign and widely different sizes."""
+    rng = np.random.default_rng(seed)
+    if ggml_type in FLOAT_TYPES:
+        values = rng.standard_normal((rows, cols), np.float32) * np.exp2(rng.integers(-12, 3, (rows, 1)))
+        return np.asarray(gguf.quants.quantize(values.astype(np.float32), ggml_type)).view(np.uint8).reshape(rows, -1)
+    block_len, block_bytes = gguf.GGML_QUANT_SIZES[ggml_type]
+    blocks = rng.integers(0, 256, (rows * cols // block_len, block_bytes), np.uint8)
+    for at in HALF_FIELDS[ggml_type]:
+        scales = rng.choice((-1.0, 1.0), len(blocks)) * np.exp2(rng.uniform(-10, 0, len(blocks)))
+        blocks[:, at : at + 2] = scales.astype("<f2")[:, None].view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def meaning(ggml_type: Ggml, stored: Array) -> Array:
+    """float32 (rows, cols), by the gguf package."""
+    return np.asarray(gguf.quants.dequantize(stored, ggml_type), np.float32).reshape(len(stored), -1)
+
+
+def unpack(packed: Array, panel_format: str, rows: int, cols: int) -> Array:
+    """float64 (rows rounded up to whole panels, cols) of panels."""
+    panels = math.ceil(rows / 8)
+    if panel_format in ("f32", "f16"):
+        lanes = packed.view("<f4" if panel_format == "f32" else "<f2").reshape(panels, cols, 8)
+        return lanes.transpose(0, 2, 1).reshape(panels * 8, cols).astype(np.float64)
+    blocks = packed.reshape(panels, cols // BLOCK, 160 if panel_format == "w4" else 272)
+    scales = blocks[:, :, :16].copy().view("<f2").astype(np.float64)
+    if panel_format == "w4":
+        mins = blocks[:, :, 16:32].copy().view("<f2").astype(np.float64)
+        vectors = blocks[:, :, 32:].reshape(panels, -1, 4, 8, 4).transpose(0, 3, 1, 2, 4)
+        parts = [half.reshape(panels, 8, -1, 16) for half in (vectors & 15, vectors >> 4)]
+        codes = np.concatenate(parts, axis=-1)
+    else:
+        mins = np.zeros_like(scales)
+        vectors = blocks[:, :, 16:].reshape(panels, -1, 8, 8, 4).transpose(0, 3, 1, 2, 4)
+        codes = vectors.reshape(panels, 8, -1, BLOCK).view(np.int8)
+    values = scales.transpose(0, 2, 1)[..., None] * codes + mins.transpose(0, 2, 1)[..., None]
+    return values.reshape(panels * 8, cols)
+
+
+def per_block(values: Array, reduce: Any) -> Array:
+    """`reduce` over each 32 columns, given back at every column."""
+    blocks = values.reshape(len(values), -1, BLOCK)
+    return np.repeat(reduce(blocks, axis=-1), BLOCK, axis=-1)
+
+
+def largest(weights: Array) -> Array:
+    return per_block(np.abs(weights), np.max)
+
+
+# Packing
+
+
+@pytest.mark.parametrize("ggml_type", EXACT, ids=lambda t: t.name)
+@given(rows=st.integers(1, 40), blocks=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=15, deadline=None)
+def test_types_whose_codes_fit_are_packed_exactly(ggml_type: Ggml, rows: int, blocks: int, seed: int) -> None:
+    cols = blocks * BLOCK
+    stored = random_stored(ggml_type, rows, cols, seed)
+    values = unpack(native.pack(ggml_type, stored, cols), native.packed_format(ggml_type), rows, cols)
+    np.testing.assert_array_equal(values[:rows].astype(np.float32), meaning(ggml_type, stored))
+    assert not values[rows:].any()
+
+
+@pytest.mark.parametrize("ggml_type", sorted(HALF_FIELDS), ids=lambda t: t.name)
+def test_every_type_means_what_gguf_says(ggml_type: Ggml) -> None:
+    stored = random_stored(ggml_type, 11, 768)
+    values = unpack(native.pack(ggml_type, stored, 768, "f32"), "f32", 11, 768)[:11]
+    np.testing.assert_allclose(values, meaning(ggml_type, stored), rtol=0, atol=1e-6 * np.abs(values).max())
+
+
+def test_q4_k_keeps_its_codes_and_rounds_scales_to_halves() -> None:
+    stored = random_stored(Ggml.Q4_K, 19, 1024)
+    exact = meaning(Ggml.Q4_K, stored).astype(np.float64)
+    values = unpack(native.pack(Ggml.Q4_K, stored, 1024), "w4", 19, 1024)[:19]
+    smallest = -per_block(-exact, np.max)
+    span = largest(exact - smallest) + 2 * largest(exact)  # at least 15 · |scale| + |min| where codes 0 and 15 occur
+    assert (np.abs(values - exact) <= 2.0**-11 * 1.2 * span + 8 * TINY).all()
+
+
+@pytest.mark.parametrize("ggml_type", (Ggml.Q5_1, Ggml.Q2_K, Ggml.Q3_K, Ggml.Q5_K, Ggml.Q6_K), ids=lambda t: t.name)
+def test_other_types_are_requantized_within_half_a_step(ggml_type: Ggml) -> None:
+    stored = random_stored(ggml_type, 19, 1024)
+    exact = meaning(ggml_type, stored).astype(np.float64)
+    assert native.packed_format(ggml_type) == "w8"
+    values = unpack(native.pack(ggml_type, stored, 1024), "w8", 19, 1024)[:19]
+    assert (np.abs(values - exact) <= largest(exact) / 254 * (1 + 2.0**-9) + TINY).all()
+
+
+@pytest.mark.parametrize("ggml_type", FLOAT_TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("panel_format", ("f16", "w8", "w4"))
+def test_floats_are_quantized_on_request(ggml_type: Ggml, panel_format: str) -> None:
+    stored = random_stored(ggml_type, 21, 128)
+    exact = meaning(ggml_type, stored).astype(np.float64)
+    values = unpack(native.pack(ggml_type, stored, 128, panel_format), panel_format, 21, 128)[:21]
+    span = per_block(exact, np.max) + per_block(-exact, np.max)
+    bounds = {
+        "f16": np.abs(exact) * 2.0**-11 + TINY,
+        "w8": largest(exact) / 254 * (1 + 2.0**-9) + TINY,
+        "w4": span / 30 + largest(exact) * 2.0**-10 + TINY,
+    }
+    assert (np.abs(values - exact) <= bounds[panel_format]).all()
+
+
+def test_halves_round_to_nearest_even_as_numpy_does() -> None:
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves[:-1] + halves[1:]) / 2
+    values = np.concatenate([halves, middles, np.nextafter(middles, 9e9), np.nextafter(middles, 0), [65519, 65520, 1e9]])
+    values = np.concatenate([values, -values]).astype(np.float32)
+    packed = native.pack(Ggml.F32, values.view(np.uint8).reshape(1, -1), len(values), "f16")
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16)
+    np.testing.assert_array_equal(packed.view(np.float16).reshape(-1, 8)[:, 0].view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("value", (0.0, 1.0, -3.5, 1e-30, 1e-7, -2e-5))
+@pytest.mark.parametrize("panel_format", ("w8", "w4"))
+def test_blocks_of_one_value_are_quantized(value: float, panel_format: str) -> None:
+    weights = np.full((1, BLOCK), value, np.float32)
+    values = unpack(native.pack(Ggml.F32, weights.view(np.uint8), BLOCK, panel_format), panel_format, 1, BLOCK)[:1]
+    assert (np.abs(values - weights) <= abs(value) * 2.0**-8 + TINY).all()
+
+
+@pytest.mark.parametrize("ggml_type", (Ggml.Q4_1, Ggml.Q6_K, Ggml.F32), ids=lambda t: t.name)
+def test_alignment_and_threads_do_not_matter(ggml_type: Ggml) -> None:
+    stored = random_stored(ggml_type, 37, 512)
+    shifted = np.frombuffer(b"\xff" + stored.tobytes(), np.uint8)[1:].reshape(stored.shape)
+    assert shifted.ctypes.data % 2 == 1
+    expected = native.pack(ggml_type, stored, 512)
+    for threads in (1, 2, 3):
+        np.testing.assert_array_equal(native.pack(ggml_type, shifted, 512, threads=threads), expected)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    stored = random_stored(Ggml.Q4_1, 8, 64)
+    packed = native.pack(Ggml.Q4_1, stored, 64)
+    x = np.zeros((1, 64), np.float32)
+    with pytest.raises(ValueError, match="bytes a row"):
+        native.pack(Ggml.Q4_1, stored, 96)
+    with pytest.raises(ValueError, match="whole blocks"):
+        native.pack(Ggml.F32, np.zeros((1, 160), np.uint8), 40, "w8")
+    with pytest.raises(ValueError, match="cannot be packed"):
+        native.pack(99, stored, 64)
+    with pytest.raises(ValueError, match="number of bytes"):
+        native.matmul(packed, "w4", 9, 64, x, 1, "portable")
+    with pytest.raises(ValueError, match="number of columns"):
+        native.matmul(packed, "w4", 8, 64, x[:, :32].copy(), 1, "portable")
+    with pytest.raises(ValueError, match="variant"):
+        native.matmul(packed, "w4", 8, 64, x, 1, "quantum")
+
+
+# Activations
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(tokens=st.integers(1, 9), blocks=st.integers(1, 5), exponent=st.integers(-40, 40), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_activations_are_rounded_by_their_block(
+    variant: str, tokens: int, blocks: int, exponent: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((tokens, blocks * BLOCK)) * 2.0**exponent).astype(np.float32)
+    x[rng.random(x.shape) < 0.2] = 0
+    codes, scales, sums = native.quantize_activations(x, variant)
+    grouped = x.reshape(tokens, blocks, BLOCK)
+    peak = np.abs(grouped).max(-1)
+    np.testing.assert_array_equal(scales, peak / np.float32(127))
+    inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak > 0)
+    np.testing.assert_array_equal(codes.reshape(grouped.shape), np.rint(grouped * inverse[..., None]))
+    totals = codes.reshape(grouped.shape).astype(np.int32).sum(-1)
+    np.testing.assert_array_equal(sums, scales * totals.astype(np.float32))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_halfway_activations_round_to_even(variant: str) -> None:
+    x = np.arange(-15.5, 16.5, dtype=np.float32)[None]
+    x[0, 0] = 127  # the scale is then 1
+    codes, _, _ = native.quantize_activations(x, variant)
+    np.testing.assert_array_equal(codes, np.rint(x))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_vanishing_blocks_are_zero(variant: str) -> None:
+    x = np.zeros((1, 64), np.float32)
+    x[0, 40] = 1e-38
+    codes, scales, sums = native.quantize_activations(x, variant)
+    assert not codes.any()
+    assert not scales.any()
+    assert not sums.any()
+
+
+# Products
+
+
+@dataclass(frozen=True)
+class Case:
+    panel_format: str
+    rows: int
+    cols: int
+    packed: Array
+    weights: Array
+    """float64 (rows, cols): what the panels mean."""
+    x: Array
+
+
+def make_case(panel_format: str, rows: int, cols: int, tokens: int, seed: int = 0) -> Case:
+    rng = np.random.default_rng(seed)
+    weights = rng.standard_normal((rows, cols), np.float32)
+    packed = native.pack(Ggml.F32, weights.view(np.uint8).reshape(rows, -1), cols, panel_format)
+    x = rng.standard_normal((tokens, cols), np.float32)
+    return Case(panel_format, rows, cols, packed, unpack(packed, panel_format, rows, cols)[:rows], x)
+
+
+def multiply(case: Case, variant: str, x: Array | None = None, threads: int = 1, **extra: Any) -> Array:
+    x = case.x if x is None else x
+    return np.asarray(
+        native.matmul(case.packed, case.panel_format, case.rows, case.cols, x, threads, variant, **extra)
+    )
+
+
+def seen_activations(case: Case, variant: str) -> Array:
+    """float64 (T, C): what the kernel multiplies with: the rounded codes for the integer formats."""
+    if case.panel_format in ("f32", "f16"):
+        return case.x.astype(np.float64)
+    codes, scales, _ = native.quantize_activations(case.x, variant)
+    return codes * np.repeat(scales.astype(np.float64), BLOCK, axis=-1)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    panel_format = draw(st.sampled_from(FORMATS))
+    block_cols = st.integers(1, 12).map(lambda n: n * BLOCK)
+    cols = draw(block_cols if panel_format in ("w4", "w8") else st.integers(1, 200))
+    return make_case(panel_format, draw(st.integers(1, 40)), cols, draw(st.integers(1, 130)), draw(st.integers(0, 99)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(case=cases())
+@settings(max_examples=60, deadline=None)
+def test_product_equals_float64(variant: str, case: Case) -> None:
+    x = seen_activations(case, variant)
+    terms = np.abs(x) @ np.abs(case.weights).T
+    y = multiply(case, variant, threads=2)
+    assert (np.abs(y - x @ case.weights.T) <= 1e-6 * terms).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("panel_format", ("w4", "w8"))
+def test_rounded_activations_cost_little(variant: str, panel_format: str) -> None:
+    case = make_case(panel_format, 64, 576, 16)
+    expected = case.x.astype(np.float64) @ case.weights.T
+    error = np.linalg.norm(multiply(case, variant) - expected) / np.linalg.norm(expected)
+    assert error < 0.01  # int8 in blocks of 32 normal values: about 0.0056
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tokens", (1, 2, 3, 4, 5, 6, 7, 9))
+def test_extreme_codes_never_saturate(variant: str, tokens: int) -> None:
+    """All scales are 1, so the product is an integer and exact. Q8_0 blocks may hold -128."""
+    signs = np.where(np.random.default_rng(0).random((tokens, 64)) < 0.5, -1, 1)
+    x = np.concatenate([np.full((tokens, 64), 127), np.full((tokens, 64), -127), 127 * signs], axis=1).astype(np.float32)
+    one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    for ggml_type, code, value in ((Ggml.Q8_0, 0x80, -128), (Ggml.Q8_0, 0x7F, 127), (Ggml.Q4_1, 0xFF, 15)):
+        zero_min = [np.zeros(2, np.uint8)] if ggml_type == Ggml.Q4_1 else []
+        block = np.concatenate([one, *zero_min, np.full(16 if zero_min else 32, code, np.uint8)])
+        stored = np.tile(block, (9, 6))
+        packed = native.pack(ggml_type, stored, 192)
+        y = native.matmul(packed, native.packed_format(ggml_type), 9, 192, x, 1, variant)
+        np.testing.assert_array_equal(y, np.repeat(x.sum(1, keepdims=True) * value, 9, axis=1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("panel_format", FORMATS)
+@pytest.mark.parametrize(("rows", "cols", "tokens"), ((37, 64, 23), (24, 3072, 130)))
+def test_a_token_is_the_same_to_the_bit_in_any_company(
+    variant: str, panel_format: str, rows: int, cols: int, tokens: int
+) -> None:
+    case = make_case(panel_format, rows, cols, tokens)
+    together = multiply(case, variant)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(multiply(case, variant, threads=threads), together)
+    for token in range(0, tokens, 1 if tokens < 50 else 13):
+        np.testing.assert_array_equal(multiply(case, variant, case.x[token : token + 1]), together[token : token + 1])
+    for count in range(2, 15):
+        np.testing.assert_array_equal(multiply(case, variant, case.x[3 : 3 + count]), together[3 : 3 + count])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("panel_format", FORMATS)
+def test_bias_is_added_first_and_then_what_was_there(variant: str, panel_format: str) -> None:
+    case = make_case(panel_format, 21, 96, 7)
+    rng = np.random.default_rng(5)
+    bias, before = rng.standard_normal(21, np.float32), rng.standard_normal((7, 21), np.float32)
+    plain = multiply(case, variant)
+    np.testing.assert_array_equal(multiply(case, variant, bias=bias), plain + bias)
+    np.testing.assert_array_equal(multiply(case, variant, add_to=before), before + plain)
+    np.testing.assert_array_equal(multiply(case, variant, bias=bias, add_to=before), before + (plain + bias))
+
+
+@pytest.mark.skipif("avx2" not in VARIANTS, reason="this processor has no AVX2")
+@given(case=cases())
+@settings(max_examples=30, deadline=None)
+def test_variants_agree(case: Case) -> None:
+    for plain, fast in zip(*(native.quantize_activations(case.x, v) for v in ("portable", "avx2")), strict=True) if (
+        case.cols % BLOCK == 0
+    ) else ():
+        np.testing.assert_array_equal(plain, fast)
+    terms = np.abs(case.x).astype(np.float64) @ np.abs(case.weights).T
+    assert (np.abs(multiply(case, "portable") - multiply(case, "avx2")) <= 2e-6 * terms + 1e-30).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_zero_activations_give_the_bias(variant: str) -> None:
+    bias = np.arange(10, dtype=np.float32)
+    for panel_format in FORMATS:
+        case = make_case(panel_format, 10, 64, 3)
+        np.testing.assert_array_equal(multiply(case, variant, np.zeros_like(case.x), bias=bias), np.tile(bias, (3, 1)))
