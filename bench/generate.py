@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from heedful import LLM, SamplingParams
-from heedful.engine.engine import Engine
-from heedful.request import Request
+from heedful import LLM
+from heedful.engine.speed import measure_speed
 
 
 def main() -> None:
@@ -27,45 +26,19 @@ def main() -> None:
     began = perf_counter()
     llm = LLM(args.model, threads=args.threads, runner=args.runner, kv=args.kv)
     load_seconds = perf_counter() - began
-    cases = [_case(llm.engine, fill, args.decode, args.repeats) for fill in args.fill]
+    cases = [measure_speed(llm.engine, n, decode_tokens=args.decode, repeats=args.repeats) for n in args.fill]
     result = {
         "engine": "heedful",
         "runner": type(llm.engine.runner).__name__,
         "model": args.model,
         "threads": llm.engine.runner.threads,
         "load_seconds": round(load_seconds, 2),
-        "start_to_first_token_seconds": _first_token_seconds(args.model, args.runner),
+        "start_to_first_token_seconds": None if args.no_start else _first_token_seconds(args.model, args.runner),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "cases": cases,
+        "cases": [asdict(case) for case in cases],
     }
     _print_table(result)
     print(json.dumps(result))
-
-
-def _case(engine: Engine, fill: int, decode: int, repeats: int) -> dict[str, Any]:
-    prompt = tuple((i * 7919) % 40000 + 10 for i in range(fill))
-    params = SamplingParams(max_tokens=decode * repeats + 1, ignore_eos=True)
-    sequence = engine.add(Request(prompt, params))
-    began = perf_counter()
-    while sequence.output_len == 0:
-        engine.step()
-    prefill_seconds = perf_counter() - began
-    rates = []
-    for _ in range(repeats):
-        began = perf_counter()
-        for _ in range(decode):
-            engine.step()
-        rates.append(decode / (perf_counter() - began))
-    receipt = engine.receipt(sequence)
-    return {
-        "fill": fill,
-        "prefill_tok_s": round(fill / prefill_seconds, 1),
-        "decode_tok_s": round(statistics.median(rates), 2),
-        "kv_format": receipt.kv.format,
-        "kv_bytes_held": receipt.kv.bytes_held_peak,
-        "kv_bytes_read": receipt.kv.bytes_read,
-        "visits": receipt.visits.total,
-    }
 
 
 def _first_token_seconds(model: str) -> float:
@@ -96,7 +69,7 @@ def _print_table(result: dict[str, Any]) -> None:
     print("\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits")
     for case in result["cases"]:
         print(
-            f"{case['fill']:>8,} {case['prefill_tok_s']:>14,.1f} {case['decode_tok_s']:>13,.2f}"
+            f"{case['context']:>8,} {case['prefill_tok_s']:>14,.1f} {case['decode_tok_s']:>13,.2f}"
             f" {case['kv_bytes_held'] / 1e6:>11,.1f} {case['kv_bytes_read'] / 1e9:>11,.2f} {case['visits']:>16,}"
         )
 
@@ -109,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--runner", default="auto", choices=["auto", "native", "torch"])
+    parser.add_argument("--no-start", action="store_true", help="do not time whole processes")
     parser.add_argument("--kv", help="q8 or f16; f32 with torch")
     return parser.parse_args()
 

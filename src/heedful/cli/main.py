@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.cli.bench import bench
 from heedful.cli.chat import chat
 from heedful.cli.cost import cost
 from heedful.cli.doctor import doctor
@@ -35,6 +36,7 @@ app.command()(show)
 app.command()(pull)
 app.add_typer(models_app, name="models")
 app.command()(doctor)
+app.command()(bench)
 
 
 def _print_version(wanted: bool) -> None:

@@ -117,7 +117,7 @@ def _line_editing() -> Callable[[str], object]:
     except ImportError:
         return lambda message: None
     readline.set_auto_history(False)  # recall whole messages, not their lines
-    # Python turns it off, for its own prompt's sake. With it a paste of several lines is one line until Enter.
+    # With it a paste of several lines is one line until Enter. GNU Readline has it off before 8.1.
     readline.parse_and_bind("set enable-bracketed-paste on")
     return readline.add_history
 

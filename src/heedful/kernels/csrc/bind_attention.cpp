@@ -1,5 +1,5 @@
-// Attention for tests: pages in numpy arrays, one thread, every variant. Loops over query tiles, KV heads and segments as
-// a step does. Shapes as in ops.h.
+// Attention for tests: pages in numpy arrays, one thread, every variant. Loops over query tiles, KV heads and segments
+// as a step does. Shapes as in ops.h.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -87,7 +87,7 @@ nb::tuple attend(Bytes pages, const std::string& format, int kv_heads, Pages lis
     const int heads = static_cast<int>(q.shape(1)), dim = static_cast<int>(q.shape(2));
     const PageBuffer buffer = buffer_of(ops, pages, format, kv_heads, dim);
     require_pages(buffer, pages, list);
-    require(start >= 0 && end - start == static_cast<int>(q.shape(0)), "q: one row of heads a position of [start, end)");
+    require(start >= 0 && end - start == static_cast<int>(q.shape(0)), "q: (end - start, H, D)");
     require(heads % kv_heads == 0 && query_tile > 0, "heads a multiple of kv_heads, query_tile >= 1");
     require(end <= (first_page + static_cast<int>(list.size())) * kPageLen, "fewer pages than positions");
     const AttentionShape shape{heads, scale, softcap};
@@ -123,8 +123,7 @@ void bind_attention(nb::module_& m) {
     m.def("attend", &attend, nb::arg("pages"), nb::arg("format"), nb::arg("kv_heads"), nb::arg("page_list"),
           nb::arg("start"), nb::arg("end"), nb::arg("window"), nb::arg("q"), nb::arg("scale"), nb::arg("softcap"),
           nb::arg("first_page"), nb::arg("query_tile"), nb::arg("variant"),
-          "Attention of q (T, H, D) at positions [start, end): out (T, H, D) and log-sum-exp (T, H). window and softcap: 0 "
-          "for none.");
+          "Attention of q (T, H, D) at positions [start, end): out (T, H, D), log-sum-exp (T, H). window, softcap: 0 for none.");
 }
 
 }  // namespace heedful

@@ -50,6 +50,10 @@ Format format_named(const std::string& name) {
     throw nb::value_error(("no panel format is called " + name).c_str());
 }
 
+const char* packed_format_name(int ggml_type) {
+    return can_pack(ggml_type) ? kFormatNames[int(packed_format(ggml_type))] : nullptr;
+}
+
 const Ops& ops_named(const std::string& variant) {
     const Ops* tables = nullptr;
     const int count = all_ops(&tables);
@@ -110,7 +114,8 @@ Numpy<uint8_t> pack_array(int ggml_type, Bytes2 stored, int cols, std::optional<
     check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be packed");
     const Format target = format ? format_named(*format) : packed_format(ggml_type);
     const bool integers = target == Format::w4 || target == Format::w8;
-    check(cols > 0 && cols % stored_block_len(ggml_type) == 0 && (!integers || cols % kBlock == 0), "cols is not whole blocks");
+    const int block_len = integers ? std::max(kBlock, stored_block_len(ggml_type)) : stored_block_len(ggml_type);
+    check(cols > 0 && cols % block_len == 0, "cols is not whole blocks");
     check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
     const int rows = int(stored.shape(0)), panels = (rows + kPanelRows - 1) / kPanelRows;
     const size_t bytes = packed_bytes(target, rows, cols);
@@ -216,7 +221,8 @@ struct Timed {
             at += (bytes + 63) / 64 * 64;
             inputs.push_back({tokens, w.cols, x, codes.as<int8_t>(), scales.as<float>(), sums.as<float>()});
         }
-        ops.quantize_activations(x, {tokens, cols, x, codes.as<int8_t>(), scales.as<float>(), sums.as<float>()}, 0, tokens);
+        const Activations widest = {tokens, cols, x, codes.as<int8_t>(), scales.as<float>(), sums.as<float>()};
+        ops.quantize_activations(x, widest, 0, tokens);
     }
 
     void multiply(const Ops& ops, Pool& pool) {
@@ -224,7 +230,8 @@ struct Timed {
             for (size_t i = 0; i < matrices.size(); i++) {
                 const Matrix& w = matrices[i];
                 const Part part(w.panel_count(), thread, pool.threads());
-                ops.matmul(w, inputs[i], 0, inputs[i].tokens, part.first, part.last, y.as<float>(), max_rows, nullptr, false);
+                ops.matmul(w, inputs[i], 0, inputs[i].tokens, part.first, part.last, y.as<float>(), max_rows, nullptr,
+                           false);
                 pool.barrier();
             }
         });
@@ -232,13 +239,13 @@ struct Timed {
 };
 
 // Seconds of each repetition of all products one after the other, a barrier after each, in one region.
-std::vector<double> time_matmuls(const std::vector<MatrixArgs>& given, Floats2 x, int threads, const std::string& variant,
-                                 int repeat) {
+std::vector<double> time_matmuls(const std::vector<MatrixArgs>& given, Floats2 x, int threads,
+                                 const std::string& variant, int repeat) {
     const Ops& ops = ops_named(variant);
     std::vector<Matrix> matrices;
     for (const auto& [packed, format, rows, cols] : given) matrices.push_back(matrix_of(packed, format, rows, cols));
     const int cols = int(x.shape(1));
-    check(Timed::most(matrices, &Matrix::cols) <= cols && cols % kBlock == 0, "x needs the most columns of all matrices");
+    check(Timed::most(matrices, &Matrix::cols) <= cols && cols % kBlock == 0, "x has fewer columns than a matrix");
     nb::gil_scoped_release release;
     Timed timed(ops, matrices, x.data(), int(x.shape(0)), cols);
     Pool pool(threads);
@@ -275,7 +282,7 @@ int count_in_step(Pool& pool, int regions, int barriers) {
     return faults;
 }
 
-// Microseconds of one empty region (barriers = 0), or of one barrier: each of `repeat` measurements over `count` of them.
+// Microseconds of one empty region, or of one barrier: each of `repeat` measurements over `count` of them.
 std::vector<double> time_pool(Pool& pool, bool barriers, int count, int repeat) {
     nb::gil_scoped_release release;
     std::vector<double> microseconds;
@@ -296,8 +303,8 @@ std::vector<double> time_pool(Pool& pool, bool barriers, int count, int repeat) 
 }  // namespace
 
 void bind_matmul(nb::module_& m) {
-    m.def("packed_format", [](int ggml_type) { return can_pack(ggml_type) ? kFormatNames[int(packed_format(ggml_type))] : nullptr; },
-          nb::arg("ggml_type"), "The panel format that this ggml type is packed into by default; None: cannot be packed.");
+    m.def("packed_format", &packed_format_name, nb::arg("ggml_type"),
+          "The panel format that this ggml type is packed into by default; None: cannot be packed.");
     m.def("variants", &variant_names, "The variants that this processor can run.");
     m.def("pack", &pack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"), nb::arg("format") = nb::none(),
           nb::arg("threads") = 1, "Stored rows, uint8 (rows, row_bytes), as panels (bytes).");

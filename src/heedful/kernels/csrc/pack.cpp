@@ -1,8 +1,8 @@
 // Panels (ops.h) out of stored weights. Layouts of the stored blocks: ggml-common.h of llama.cpp, block_q4_0 and so on.
 //
-// A w4 panel block (8 rows, 32 columns, 160 bytes): half scale[8], half min[8], then vectors j = 0..3 of 32 bytes. Bytes
-// 4r..4r+3 of a vector are row r; byte b of them has column 4j + b in its low nibble and column 16 + 4j + b in its high.
-// weight = scale * code + min, code 0..15.
+// A w4 panel block (8 rows, 32 columns, 160 bytes): half scale[8], half min[8], then vectors j = 0..3 of 32 bytes.
+// Bytes 4r..4r+3 of a vector are row r; byte b of them has column 4j + b in its low nibble and column 16 + 4j + b in its
+// high one. weight = scale * code + min, code 0..15.
 // A w8 panel block (272 bytes): half scale[8], then vectors j = 0..7; bytes 4r..4r+3 are columns 4j..4j+3 of row r.
 // weight = scale * code, code -128..127.
 #include "pack.h"
@@ -125,7 +125,8 @@ void read_q2_k(const uint8_t* row, int k, StoredBlock& out) {
     split_pairs(block + 16, at, out.code);
 }
 
-// Scale i of 16: four low bits in bytes 0..7 (first eight, then the others in the high nibbles), two high bits in 8..11.
+// Scale i of 16: four low bits in bytes 0..7 (the first eight, then the others in the high nibbles), two high bits in
+// bytes 8..11.
 int q3_k_scale(const uint8_t* packed, int i) {
     const int low = packed[i % 8] >> i / 8 * 4 & 15, high = packed[8 + i % 4] >> i / 4 * 2 & 3;
     return (low | high << 4) - 32;
@@ -142,8 +143,8 @@ void read_q3_k(const uint8_t* row, int k, StoredBlock& out) {
     for (int i = 0; i < kBlock; i++) out.code[i] = int8_t((out.code[i] | (block[i] >> at & 1) << 2) - 4);
 }
 
-// Scale and min i of 8, 6 bits each: the first four in the low bits of bytes 0..3 and 4..7, the others as a nibble each of
-// bytes 8..11 and the two high bits that bytes 0..7 have left.
+// Scale and min i of 8, 6 bits each: the first four in the low bits of bytes 0..3 and 4..7, the others as a nibble each
+// of bytes 8..11 and the two high bits that bytes 0..7 have left.
 void set_q4_k_scale(const uint8_t* block, int i, StoredBlock& out) {
     const uint8_t* packed = block + 4;
     int scale, min;
@@ -237,8 +238,10 @@ void read_floats(const StoredType& type, const uint8_t* row, int k, int count, f
     for (int i = 0; i < count; i++) out[i] = block.scale[i / 16] * float(block.code[i]) + block.min[i / 16];
 }
 
+// NaN becomes the smallest code: a conversion of it would be undefined.
 int8_t clamped_code(float value, float smallest, float largest) {
-    return int8_t(std::min(std::max(std::nearbyint(value), smallest), largest));
+    const float whole = std::nearbyint(value);
+    return int8_t(whole > smallest ? std::min(whole, largest) : smallest);
 }
 
 // The smallest half that is at least `value`.

@@ -3,7 +3,7 @@
 //
 // Errors, against the weights that the file means (x: the largest magnitude of the row's 32 columns; tiny: 2^-24):
 //   exact: F32 → f32, F16 → f16 and f32, BF16 → f32, every block type → f32 up to one float rounding of its own,
-//          Q4_0 and Q4_1 → w4, Q8_0, Q5_0 and IQ4_NL → w8 (Q4_0's 8 · scale must be a finite half, as in every real file)
+//          Q4_0 and Q4_1 → w4, Q8_0, Q5_0 and IQ4_NL → w8 (Q4_0's 8 · scale must be a finite half, as in real files)
 //   Q4_K → w4: scale and min of each 32 columns rounded to half: 2^-11 of (15 · scale + |min|), or 8 tiny
 //   all else → w8: x / 254 · (1 + 2^-9), or tiny
 //   all else → w4: (largest - smallest) / 30 of the 32 columns, plus 2^-10 x, or tiny

@@ -1,5 +1,10 @@
 // Waiting is on one word of memory: spin while it keeps its value, then sleep on it (futex; elsewhere a condition
-// variable). Measured, 2 threads on 2 cores: see the end of this comment.
+// variable).
+//
+// Measured, 2 threads on 2 cores (Zen 4 VM): hot, an empty region 0.18 us and a barrier 0.03 us on a quiet machine (0.8
+// and 0.3 on a busier day); a region after 1 ms of rest 14-56 us, which is what waking a sleeper costs here.
+// 120 barriers with 6 us of work between them, a third process busy on one of the cores: always spinning 50 us 15 ms;
+// giving up after 3 us where a spin was in vain 2.0-4.5 ms; after 1 us 1.9 ms; one thread alone would take 1.5.
 #include "pool.h"
 
 #include <atomic>
@@ -15,7 +20,6 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,9 +31,9 @@
 namespace heedful {
 namespace {
 
-// Waking a sleeper costs about as much as the long spin. Where a spin was in vain, two threads probably share a processor
-// with each other or with a busy process, and spinning keeps away the one that is waited for: so the next waits give up
-// soon, and only every 16th tries the long spin again.
+// Waking a sleeper costs about as much as the long spin. Where a spin was in vain, two threads probably share a
+// processor with each other or with a busy process, and spinning keeps away the one that is waited for: so the next
+// waits give up soon, and only every 16th tries the long spin again.
 constexpr std::chrono::microseconds kLongSpin{50}, kShortSpin{1};
 constexpr int kShortSpins = 15;
 
