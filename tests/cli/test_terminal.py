@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import heedful
-from heedful.cli.terminal import LiveTerminal, Screen, StatusLine
+from heedful.cli.terminal import LiveTerminal, Screen, StatusLine, fills_its_row
 
 SET_REGION = re.compile(r"\x1b\[(\d+;\d+)?r")
 
@@ -105,6 +105,50 @@ def test_it_refreshes_ten_times_a_second_at_most() -> None:
         shown += [tick] if len(window.written) > before else []
     assert shown[0] == 0
     assert 9 <= len(shown) <= 10
+
+
+@pytest.mark.parametrize(
+    ("line", "fills"),
+    [
+        ("", False),
+        ("1234567", False),
+        ("12345678", True),
+        ("123456789", False),
+        ("12345678" * 3, True),
+        ("日本日本", True),
+        ("1日本日", False),
+        ("1日本日本", False),  # the last but one does not fit in the last column
+        ("1日本日本123456", False),
+        ("1日本日本1234", True),
+        ("1234567e\u0301", True),
+        ("\t", False),
+        ("\t1", True),
+    ],
+)
+def test_where_a_terminal_of_eight_columns_is_about_to_wrap(line: str, fills: bool) -> None:
+    assert fills_its_row(line, 8) == fills
+
+
+def test_it_does_not_refresh_where_the_text_is_about_to_wrap() -> None:
+    """tmux, for one, would write the next character over the last one."""
+    window = Window(columns=30)
+    window.status.open()
+    assert window.show("a") != ""
+    before = window.written
+    window.clock.now += 10
+    window.status.show("b", "x" * 60)
+    assert window.written == before
+    window.status.show("b", "x" * 61)
+    assert window.written != before
+
+
+def test_the_screen_knows_the_line_that_it_is_in() -> None:
+    screen = Screen(io.StringIO(), io.StringIO(), is_terminal=True, is_styled=False)
+    lines = []
+    for text in ("a", "b\rc", "d\ne\nf", "g", "\n"):
+        screen.text(text)
+        lines.append(screen.open_line)
+    assert lines == ["a", "abc", "f", "fg", ""]
 
 
 def test_a_resize_moves_it() -> None:

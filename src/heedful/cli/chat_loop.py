@@ -147,7 +147,7 @@ class ChatLoop:
                 self._screen.text(piece.text)
                 shown_len += len(piece.text)
                 if (live := stream.live) is not None:
-                    terminal.show(status_text(live))
+                    terminal.show(status_text(live), self._screen.open_line)
                 if terminal.stopped:
                     break
         self._screen.line(stream.completion.text[shown_len:])  # what was held back when it was stopped

@@ -10,6 +10,7 @@ import os
 import signal
 import termios
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -37,13 +38,17 @@ class Screen:
 
     def __init__(self, out: TextIO, err: TextIO, *, is_terminal: bool, is_styled: bool) -> None:
         self.is_terminal = is_terminal
+        self.open_line = ""
+        """What the cursor's line holds, from the last line break on."""
         self._out = out
         self._err = err
         self._dim = (_DIM, _PLAIN) if is_styled else ("", "")
 
     def text(self, text: str) -> None:
         """A piece of a line."""
-        self._out.write(harmless(text) if self.is_terminal else text)
+        shown = harmless(text) if self.is_terminal else text
+        self.open_line = (self.open_line + shown).rpartition("\n")[2]
+        self._out.write(shown)
         self._out.flush()
 
     def line(self, text: str = "") -> None:
@@ -81,10 +86,13 @@ class StatusLine:
         # first a free row below the cursor; then the cursor is put back into the region
         self._write(f"{_DOWN}{_SAVE}\x1b[1;{size.lines - 1}r{_BACK}{_UP}")
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, open_line: str = "") -> None:
+        """`open_line`: what the cursor's line holds. Not every call refreshes."""
         now = self._clock()
         if self._refreshed is not None and now - self._refreshed < REFRESH_SECONDS:
             return
+        if fills_its_row(open_line, self._size().columns):
+            return  # the next character wraps; where the cursor is moved and put back now, some terminals forget that
         if self._shown_in != self._size():
             self.close()
             self.open()
@@ -103,6 +111,26 @@ class StatusLine:
     def _write(self, sequence: str) -> None:
         self._out.write(sequence)
         self._out.flush()
+
+
+def fills_its_row(line: str, columns: int) -> bool:
+    """Whether `line`, wrapped by a terminal, ends in the last column. As good as the widths that Unicode gives."""
+    column = 0
+    for character in line:
+        cells = _cells(character)
+        if character == "\t":
+            column = min((column // 8 + 1) * 8, columns - 1)
+        elif column + cells > columns:
+            column = cells
+        else:
+            column += cells
+    return column == columns
+
+
+def _cells(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 class LiveTerminal:
@@ -132,9 +160,10 @@ class LiveTerminal:
     def __exit__(self, *_: object) -> None:
         self._handlers.close()
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, open_line: str = "") -> None:
+        """The status, as StatusLine.show() has it."""
         if self._status is not None:
-            self._status.show(text)
+            self._status.show(text, open_line)
 
     def _signals(self) -> dict[signal.Signals, Callable[[int, FrameType | None], None]]:
         if self._status is None and self._keyboard is None:

@@ -123,7 +123,7 @@ void bind_attention(nb::module_& m) {
     m.def("attend", &attend, nb::arg("pages"), nb::arg("format"), nb::arg("kv_heads"), nb::arg("page_list"),
           nb::arg("start"), nb::arg("end"), nb::arg("window"), nb::arg("q"), nb::arg("scale"), nb::arg("softcap"),
           nb::arg("first_page"), nb::arg("query_tile"), nb::arg("variant"),
-          "Attention of q (T, H, D) at positions [start, end): out (T, H, D), log-sum-exp (T, H). window, softcap: 0 for none.");
+          "Attention of q (T, H, D) at positions [start, end): out (T, H, D), log-sum-exp (T, H). 0: no window, cap.");
 }
 
 }  // namespace heedful

@@ -14,8 +14,8 @@
 // For more, tokens go in blocks that fit the L2 cache with their scales, and each panel visits a whole block.
 //
 // Measured on SmolLM2-135M's layers (66 MB of w4, 212 MFLOP a token), Zen 4 VM with 2 cores, AVX2, others idle:
-//   T = 1, 2 threads: 1.55 ms = 43 GB/s; 1 thread: 2.4 ms = 27 GB/s. Head of 30 MB w8: 0.5 ms (it fits the L3 cache).
-//   T = 8, 2 threads: 5.2 ms. T = 512: 336 ms = 324 GOP/s, 1 thread 200 GOP/s; w8 119, f16 92, f32 88 a thread.
+//   T = 1, 2 threads: 1.45 ms = 46 GB/s; 1 thread: 2.4 ms = 27 GB/s. Head of 30 MB w8: 0.47 ms (it fits the L3 cache).
+//   T = 2, 4, 8: 1.6, 2.5, 5.0 ms. T = 512: 304 ms = 357 GOP/s; a thread alone w4 200, w8 119, f16 92, f32 88 GOP/s.
 //   Portable (SSE2), 1 thread: T = 1 24 ms, T = 32 23 GOP/s; w8 17..22, f32 16, f16 6 (a conversion in software).
 // Tried:
 //   plain loops over a tile's tokens: the compiler kept accumulators in memory, 147 GOP/s; unrolled by pragma, and with
