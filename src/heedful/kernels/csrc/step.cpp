@@ -20,7 +20,7 @@
 namespace heedful {
 namespace {
 
-constexpr int kQueryTile = 16;
+constexpr int kQueryTile = 32;
 
 // 64-byte aligned memory that only grows; contents are lost when it does.
 template <typename T>
