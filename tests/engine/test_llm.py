@@ -85,7 +85,7 @@ def test_truncating_a_chat_drops_the_oldest_turns_and_keeps_the_system_message(t
     with pytest.raises(ContextOverflow):
         tiny.chat([system, *turns], max_tokens=10)
     answer = tiny.chat([system, *turns], truncate=True, max_tokens=10)
-    assert answer.prompt_token_ids == tuple(tiny.encode_chat([system, *turns[3:]]))
+    assert answer.prompt_token_ids == tuple(tiny.encode_chat([system, turns[4]]))  # not an answer without its question
     assert answer.dropped_tokens == len(tiny.encode_chat([system, *turns])) - len(answer.prompt_token_ids)
     with pytest.raises(ContextOverflow):
         tiny.chat([system, {"role": "user", "content": "y" * 600}], truncate=True, max_tokens=10)
@@ -136,6 +136,17 @@ def test_leaving_a_stream_early_cancels_it_and_frees_its_pages(tiny: LLM) -> Non
     assert 7 <= len(stream.completion.token_ids) <= 8
     assert stream.completion.receipt.output_tokens == len(stream.completion.token_ids)
     assert all_pages_are_free(tiny)
+
+
+def test_a_stream_that_is_closed_has_the_text_of_all_its_tokens(tiny: LLM) -> None:
+    """Also of tokens that another stream's steps have computed meanwhile."""
+    waiting, stepping = tiny.stream("ab", max_tokens=50), tiny.stream("cd", max_tokens=20)
+    stepping.complete()
+    waiting.close()
+    completion = waiting.completion
+    assert len(completion.token_ids) == 20
+    assert completion.text == tiny.tokenizer.decode(completion.token_ids, continues=True)
+    assert completion.text == tiny.generate("ab", max_tokens=20).text
 
 
 def test_logprobs(tiny: LLM) -> None:

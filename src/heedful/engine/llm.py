@@ -174,12 +174,13 @@ class LLM:
             self._inboxes[token.sequence].append(token.sampled)
 
     def _fit(self, messages: list[Message], room: int) -> list[int]:
+        """Ids without the oldest turns (a user's message and what follows it up to the next), as few as will do."""
         ids = self.encode_chat(messages)
         while len(ids) > room:
-            oldest = next((i for i, message in enumerate(messages[:-1]) if message.get("role") != "system"), None)
-            if oldest is None:
+            turns = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+            if len(turns) < 2:
                 raise ContextOverflow(len(ids), room)
-            del messages[oldest]
+            del messages[turns[0] : turns[1]]
             ids = self.encode_chat(messages)
         return ids
 
@@ -259,13 +260,16 @@ class TextStream:
         return Piece(text, (sampled.token_id,))
 
     def _complete(self) -> str:
-        """Close the books; returns text that was held back until it was clear that no stop string follows."""
+        """Close the books; returns text that no piece has shown yet, as while a stop string might have followed."""
         sequence = self._sequence
         assert sequence.finish is not None
-        held_back = ""
+        unseen: list[str] = []
+        while self._inbox and self._stops.matched is None:  # computed by another stream's step, not taken yet
+            unseen.append(self._take(self._inbox.popleft()).text)
         if self._stops.matched is None:
-            held_back = self._stops.push(self._decoder.flush()) + self._stops.flush()
-            self._texts.append(held_back)
+            tail = self._stops.push(self._decoder.flush()) + self._stops.flush()
+            self._texts.append(tail)
+            unseen.append(tail)
         finish = Finish.STOP if self._stops.matched is not None else sequence.finish
         receipt = self._llm.close_inbox(sequence)
         self._completion = Completion(
@@ -277,7 +281,7 @@ class TextStream:
             receipt=receipt,
             dropped_tokens=self._dropped_tokens,
         )
-        return held_back
+        return "".join(unseen)
 
 
 def sampling_params(**fields: Any) -> SamplingParams:
