@@ -1,5 +1,6 @@
 # make demo   install into .venv, fetch the default model once, answer one prompt, print what it cost
 # make test   everything that CI runs: lint, types, tests
+# make sanitize  the kernels' tests under address and undefined-behaviour sanitizers
 # make dev    an editable install for working on heedful
 
 VENV ?= .venv
@@ -9,7 +10,7 @@ INSTALLED := $(VENV)/.heedful-installed
 TEST_INSTALLED := $(VENV)/.heedful-test-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: demo test lint types dev clean
+.PHONY: demo test lint types sanitize dev clean
 
 demo: $(INSTALLED)
 	$(BIN)/heedful pull
@@ -25,17 +26,29 @@ lint: $(TEST_INSTALLED)
 types: $(TEST_INSTALLED)
 	$(BIN)/mypy
 
-$(INSTALLED): $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || (echo "python3 cannot make a virtual environment: install python3-venv"; exit 1)
+$(INSTALLED): $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet .
 	touch $@
 
-$(TEST_INSTALLED): $(INSTALLED)
+$(TEST_INSTALLED): $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet '.[test]'
-	touch $@
+	touch $(INSTALLED) $@
 
-dev:
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || (echo "python3 cannot make a virtual environment: install python3-venv"; exit 1)
+
+sanitize: $(TEST_INSTALLED)
+	$(BIN)/python -m pip install --quiet '.[dev]'
+	$(BIN)/cmake -S . -B build/sanitize -DHEEDFUL_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	$(BIN)/cmake --build build/sanitize --parallel 2
+	rm -rf build/sanitize/site && mkdir -p build/sanitize/site
+	cp -r src/heedful build/sanitize/site/ && cp build/sanitize/_native*.so build/sanitize/site/heedful/
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/site $(BIN)/python -m pytest -p no:cacheprovider \
+	  tests/kernels tests/engine/test_native_runner.py -k "not real and not golden_passage and not margin and not misuse"
+
+dev: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 
 clean:
