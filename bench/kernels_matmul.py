@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 512])
     parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--variant", default="avx2")
+    parser.add_argument("--variant", default=_native.variant())
     args = parser.parse_args()
     cases = measure(args.threads, args.tokens, args.repeat, args.variant)
     print(f"{'case':14}{'tokens':>7}{'best ms':>10}{'median ms':>11}{'GB/s':>8}{'GOP/s':>8}{'others':>8}")

@@ -1,10 +1,10 @@
 // Norms, rotary positions, activations: everything between the matrix products that is not attention.
 //
-// Loops over eight explicit lanes, which the compiler turns into vectors of the variant's width; the order of additions is
-// the same in every variant. exp: Cephes-style range reduction and a degree-6 polynomial, relative error under 2e-7.
+// Sums run over eight explicit lanes, which the compiler turns into vectors; the order of additions is the same in every
+// variant. Activations of a 512-token chunk of SmolLM2: 92 ms with scalar exponentials, 7 in lanes (two threads).
 
+#include "lanes.h"
 #include "ops.h"
-#include "variant.h"
 
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace heedful {
 namespace HEEDFUL_VARIANT {
 namespace {
 
-constexpr int kLanes = 8;
+constexpr float kLog2E = 1.44269504088896340736f;
 
 float sum_lanes(const float* lanes) {
     return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
@@ -37,42 +37,36 @@ float sum_of_squares(const float* x, float mean, int n) {
     return sum_lanes(lanes);
 }
 
-// e^x without a branch, so that loops over it become vectors. x is clamped to where float32 has results.
-inline float exp_of(float x) {
-    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    const float scaled = x * 1.44269504f;
-    const int whole = static_cast<int>(scaled + (scaled < 0 ? -0.5f : 0.5f));
-    const float n = static_cast<float>(whole);
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const int32_t bits = (whole + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, sizeof power);
-    return p * power;
+// 1 / (1 + e^-x). The exponential is taken of -|x|, so that it never overflows.
+Floats sigmoid(Floats x) {
+    const Floats one = splat(1.0f), power = exp2_of(mul(abs(x), splat(-kLog2E)));
+    const Floats numerator = add(power, where_at_least(x, 0.0f, sub(one, power)));  // 1 for x >= 0, else e^x
+    return div(numerator, add(one, power));
 }
 
-inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
+Floats silu(Floats x) { return mul(x, sigmoid(x)); }
 
-inline float gelu_tanh(float x) {
-    const float inner = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return x - x / (1.0f + exp_of(2.0f * inner));  // x (1 + tanh(inner)) / 2
+// x (1 + tanh(u)) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+Floats gelu_tanh(Floats x) {
+    const Floats cubic = mul_add(mul(mul(x, x), x), splat(0.044715f), x);
+    return mul(x, sigmoid(mul(cubic, splat(2 * 0.7978845608f))));
 }
 
-template <float (*Act)(float)>
+template <Floats (*Act)(Floats)>
 void apply(float* x, const float* up, int n) {
-    if (up)
-        for (int i = 0; i < n; i++) x[i] = Act(x[i]) * up[i];
-    else
-        for (int i = 0; i < n; i++) x[i] = Act(x[i]);
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(x + i, up ? mul(Act(load(x + i)), load(up + i)) : Act(load(x + i)));
+    if (i == n) return;
+    float rest[kLanes] = {}, partner[kLanes] = {};
+    std::memcpy(rest, x + i, (n - i) * sizeof(float));
+    if (up) std::memcpy(partner, up + i, (n - i) * sizeof(float));
+    store(rest, up ? mul(Act(load(rest)), load(partner)) : Act(load(rest)));
+    std::memcpy(x + i, rest, (n - i) * sizeof(float));
 }
 
-float gelu_exact(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
+void apply_exact_gelu(float* x, const float* up, int n) {
+    for (int i = 0; i < n; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f)) * (up ? up[i] : 1.0f);
+}
 
 }  // namespace
 
@@ -97,7 +91,7 @@ void activate(Activation kind, float* x, const float* up, int n) {
     switch (kind) {
         case Activation::silu: apply<silu>(x, up, n); return;
         case Activation::gelu_tanh: apply<gelu_tanh>(x, up, n); return;
-        case Activation::gelu: apply<gelu_exact>(x, up, n); return;
+        case Activation::gelu: apply_exact_gelu(x, up, n); return;
     }
 }
 

@@ -85,7 +85,11 @@ inline Shorts splat_pair(const int16_t* p) {
 }
 // sums + a.first * b.first + a.second * b.second, pair by pair.
 inline Ints add_pair_products(Ints sums, Shorts a, Shorts b) {
+#if HEEDFUL_VNNI
+    sums = _mm256_dpwssd_epi32(sums, a, b);
+#else
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+#endif
     asm volatile("" : "+x"(sums));  // as in accumulate
     return sums;
 }

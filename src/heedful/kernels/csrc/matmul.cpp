@@ -120,9 +120,25 @@ void store_tile_row(__m256 sum, const Target& target, int n) {
     _mm256_storeu_ps(y, sum);
 }
 
+// Sums of four products of unsigned and signed bytes a lane. Nibbles: the sums of a block's eight calls, in int16 pairs
+// where there is no VNNI; nibble_sum adds the pairs.
+#if HEEDFUL_VNNI
+__m256i add_nibble_products(__m256i sums, __m256i nibbles, __m256i x) { return _mm256_dpbusd_epi32(sums, nibbles, x); }
+__m256i nibble_sum(__m256i sums) { return sums; }
+__m256i add_byte_products(__m256i sums, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sums, w, x); }
+#else
+__m256i add_nibble_products(__m256i sums, __m256i nibbles, __m256i x) {
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(nibbles, x));
+}
+__m256i nibble_sum(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+__m256i add_byte_products(__m256i sums, __m256i w, __m256i x) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+#endif
+
 template <int N>
 void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
-    const __m256i low_nibbles = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const __m256i low_nibbles = _mm256_set1_epi8(15);
     __m256 sums[N];
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
@@ -138,15 +154,15 @@ void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& 
             HEEDFUL_UNROLL
             for (int n = 0; n < N; n++) {
                 const int8_t* codes = tokens[n].codes + k * kBlock + 4 * j;
-                dots[n] = _mm256_add_epi16(dots[n], _mm256_maddubs_epi16(low, broadcast_four(codes)));
-                dots[n] = _mm256_add_epi16(dots[n], _mm256_maddubs_epi16(high, broadcast_four(codes + 16)));
+                dots[n] = add_nibble_products(dots[n], low, broadcast_four(codes));
+                dots[n] = add_nibble_products(dots[n], high, broadcast_four(codes + 16));
                 add_now(dots[n]);
             }
         }
         const __m256 scale = load_halves(panel), min = load_halves(panel + 16);
         HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) {
-            const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(dots[n], ones));
+            const __m256 dot = _mm256_cvtepi32_ps(nibble_sum(dots[n]));
             sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
             sums[n] = _mm256_fmadd_ps(min, _mm256_set1_ps(tokens[n].scaled_sums[k]), sums[n]);
         }
@@ -157,7 +173,6 @@ void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& 
 
 template <int N>
 void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
-    const __m256i ones = _mm256_set1_epi16(1);
     __m256 sums[N];
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
@@ -171,8 +186,7 @@ void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& 
             HEEDFUL_UNROLL
             for (int n = 0; n < N; n++) {
                 const __m256i four = broadcast_four(tokens[n].codes + k * kBlock + 4 * j);
-                const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(four, codes));
-                dots[n] = _mm256_add_epi32(dots[n], _mm256_madd_epi16(pairs, ones));
+                dots[n] = add_byte_products(dots[n], magnitudes, _mm256_sign_epi8(four, codes));
                 add_now(dots[n]);
             }
         }

@@ -7,6 +7,7 @@
 namespace heedful {
 void bind_matmul(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
+void bind_elementwise(nanobind::module_& m);
 void bind_step(nanobind::module_& m);
 }  // namespace heedful
 
@@ -14,5 +15,6 @@ NB_MODULE(_native, m) {
     m.def("variant", [] { return heedful::ops().name; }, "The kernel variant that this processor gets.");
     heedful::bind_matmul(m);
     heedful::bind_attention(m);
+    heedful::bind_elementwise(m);
     heedful::bind_step(m);
 }

@@ -27,25 +27,31 @@
 namespace heedful {
 
 HEEDFUL_DECLARE(portable)
-#if HEEDFUL_HAS_AVX2
+#if HEEDFUL_HAS_X86
 HEEDFUL_DECLARE(avx2)
+HEEDFUL_DECLARE(vnni)
 #endif
 
 namespace {
 
 const Ops kTables[] = {
     HEEDFUL_TABLE(portable),
-#if HEEDFUL_HAS_AVX2
+#if HEEDFUL_HAS_X86
     HEEDFUL_TABLE(avx2),
+    HEEDFUL_TABLE(vnni),
 #endif
 };
 
-bool has_avx2() {
-#if HEEDFUL_HAS_AVX2
+// How many tables, from the first on, this processor can run.
+int runnable() {
+#if HEEDFUL_HAS_X86
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 1;
+    const bool vnni = __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vnni");
+    return vnni ? 3 : 2;
 #else
-    return false;
+    return 1;
 #endif
 }
 
@@ -53,11 +59,11 @@ bool has_avx2() {
 
 int all_ops(const Ops** tables) {
     *tables = kTables;
-    return has_avx2() ? 2 : 1;
+    return runnable();
 }
 
 const Ops& ops() {
-    static const Ops& chosen = kTables[has_avx2() ? 1 : 0];
+    static const Ops& chosen = kTables[runnable() - 1];
     return chosen;
 }
 

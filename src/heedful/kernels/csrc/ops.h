@@ -117,7 +117,7 @@ struct Ops {
     void (*merge_segments)(const float* parts, size_t part_stride, int segments, int head_dim, float* out);
 };
 
-// The table for this processor, chosen once. "avx2" where AVX2, FMA and F16C are there, else "portable".
+// The table for this processor, chosen once: "vnni" (AVX-512 VNNI), else "avx2" (with FMA and F16C), else "portable".
 const Ops& ops();
 // Every table that this processor can run, for tests: tables[0] is "portable". Returns how many there are.
 int all_ops(const Ops** tables);

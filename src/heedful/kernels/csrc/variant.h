@@ -3,7 +3,7 @@
 #pragma once
 
 #ifndef HEEDFUL_VARIANT
-#error "compile with -DHEEDFUL_VARIANT=avx2 or =portable"
+#error "compile with -DHEEDFUL_VARIANT=portable, =avx2 or =vnni"
 #endif
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -11,4 +11,11 @@
 #include <immintrin.h>
 #else
 #define HEEDFUL_AVX2 0
+#endif
+
+// AVX2 code with the one-instruction integer dot products of AVX-512 VNNI, still in 256-bit vectors.
+#if HEEDFUL_AVX2 && defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define HEEDFUL_VNNI 1
+#else
+#define HEEDFUL_VNNI 0
 #endif

@@ -1,0 +1,72 @@
+"""Norms, rotation and activations of every kernel variant against the plain PyTorch ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heedful.kernels import native, reference
+
+if not native.is_built():
+    pytest.skip("no compiler: the native kernels are not built", allow_module_level=True)
+
+KERNELS = native.module()
+VARIANTS = KERNELS.variants()
+EMPTY = np.empty(0, dtype=np.float32)
+sizes = st.integers(1, 70)
+
+
+def normal(seed: int, *shape: int, scale: float = 1.0) -> Any:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(rows=st.integers(1, 3), n=sizes, seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 300.0]))
+@settings(max_examples=50)
+def test_norms(variant: str, rows: int, n: int, seed: int, scale: float) -> None:
+    x, weight, bias = normal(seed, rows, n, scale=scale), normal(seed + 1, n), normal(seed + 2, n)
+    tensors = [torch.from_numpy(a) for a in (x, weight, bias)]
+    rms = reference.rms_norm(tensors[0], tensors[1], 1e-5).numpy()
+    np.testing.assert_allclose(KERNELS.norm(False, x, weight, EMPTY, 1e-5, variant), rms, rtol=3e-6, atol=1e-6)
+    layer = F.layer_norm(tensors[0].double(), (n,), tensors[1].double(), tensors[2].double(), 1e-5).numpy()
+    found = KERNELS.norm(True, x, weight, bias, 1e-5, variant)
+    np.testing.assert_allclose(found, layer, rtol=2e-5, atol=2e-4 if n == 1 else 2e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(rows=st.integers(1, 3), half=st.integers(1, 40), rest=st.integers(0, 9), seed=st.integers(0, 99))
+@settings(max_examples=50)
+def test_rotation(variant: str, rows: int, half: int, rest: int, seed: int) -> None:
+    x, angle = normal(seed, rows, 2 * half + rest), normal(seed + 1, rows, half, scale=3.0)
+    cos, sin = np.cos(angle), np.sin(angle)
+    expected = reference.rotate(torch.from_numpy(x)[:, None], torch.from_numpy(cos), torch.from_numpy(sin))[:, 0]
+    np.testing.assert_allclose(KERNELS.rotate(x, cos, sin, variant), expected.numpy(), rtol=1e-6, atol=1e-6)
+
+
+ACTIVATIONS = [F.silu, lambda x: F.gelu(x, approximate="tanh"), F.gelu]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", range(3))
+@given(rows=st.integers(1, 3), n=sizes, seed=st.integers(0, 99), scale=st.sampled_from([1e-4, 1.0, 5.0, 200.0]))
+@settings(max_examples=40)
+def test_activations(variant: str, kind: int, rows: int, n: int, seed: int, scale: float) -> None:
+    x, up = normal(seed, rows, n, scale=scale), normal(seed + 1, rows, n)
+    expected = ACTIVATIONS[kind](torch.from_numpy(x).double()).numpy()
+    without = KERNELS.activate(kind, x, np.empty((0, 0), dtype=np.float32), variant)
+    np.testing.assert_allclose(without, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(KERNELS.activate(kind, x, up, variant), expected * up, rtol=2e-6, atol=5e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", range(3))
+def test_activations_of_extremes(variant: str, kind: int) -> None:
+    x = np.array([[-1e30, -1e4, -88.0, -0.0, 0.0, 88.0, 1e4, 1e9, 3.0]], dtype=np.float32)
+    found = KERNELS.activate(kind, x, np.empty((0, 0), dtype=np.float32), variant)
+    np.testing.assert_allclose(found, ACTIVATIONS[kind](torch.from_numpy(x)).numpy(), rtol=2e-6, atol=1e-6)
