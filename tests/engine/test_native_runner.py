@@ -67,7 +67,7 @@ def last_logits(runner: Runner, ids: list[int], chunks: list[int]) -> np.ndarray
         logits = runner.run(Batch((chunk,)))
         sequence.cached_len = chunk.end
     runner.cache.release(sequence)
-    return logits[0]
+    return logits[0].copy()
 
 
 def greedy(runner: Runner, prompts: list[list[int]], max_tokens: int, token_budget: int = 512) -> list[list[int]]:
@@ -124,7 +124,7 @@ def logits_in_a_batch(runner: Runner, ids: list[int]) -> np.ndarray:
     logits = runner.run(Batch(chunks))
     for sequence in sequences:
         runner.cache.release(sequence)
-    return logits[1]
+    return logits[1].copy()
 
 
 @needs_native

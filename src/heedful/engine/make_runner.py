@@ -21,7 +21,14 @@ log = logging.getLogger("heedful")
 
 
 def make_runner(
-    loaded: LoadedModel, *, kind: str, kv_format: str | None, context_len: int, threads: int, free_memory_bytes: int
+    loaded: LoadedModel,
+    *,
+    kind: str,
+    kv_format: str | None,
+    weights_format: str | None,
+    context_len: int,
+    threads: int,
+    free_memory_bytes: int,
 ) -> Runner:
     """`kind`: native, torch or auto. `free_memory_bytes`: 0 where the system does not say.
 
@@ -32,12 +39,23 @@ def make_runner(
     kv_format = kv_format or (DEFAULT_KV_FORMAT if chosen == "native" else "f32")
     if kv_format not in KV_CHOICES[chosen]:
         raise BadParameter("kv", f"{kv_format!r} is not a format of the {chosen} runner", _choices(KV_CHOICES[chosen]))
+    if weights_format not in (None, "q8", "q4") or (weights_format and chosen != "native"):
+        raise BadParameter(
+            "weights", f"{weights_format!r} is not known to the {chosen} runner", "Native has q8 and q4."
+        )
     capacity = _capacity_tokens(loaded, chosen, kv_format, context_len, free_memory_bytes)
     config, weights = loaded.config, loaded.weights
     if chosen == "native":
         from heedful.engine.native_runner import NativeRunner
 
-        return NativeRunner(config, weights, capacity_tokens=capacity, threads=threads, kv_format=kv_format)
+        return NativeRunner(
+            config,
+            weights,
+            capacity_tokens=capacity,
+            threads=threads,
+            kv_format=kv_format,
+            weights_format=weights_format,
+        )
     from heedful.engine.torch_runner import TorchRunner  # torch takes seconds to import
 
     return TorchRunner(config, weights, capacity_tokens=capacity, threads=threads)

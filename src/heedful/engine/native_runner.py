@@ -8,6 +8,7 @@ activations rounded to 8 bits. Keys and values lie in pages as 8-bit rows ("q8")
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
 from heedful.request import Batch
 from heedful.weights.names import Weights
+from heedful.weights.quantize import dequantize
 from heedful.weights.tensor import StoredTensor, forget_pages
+
+WEIGHTS_FORMATS = {"q8": "w8", "q4": "w4"}
+"""What matrices can be quantized to at load, in blocks of 32: 8-bit codes with scale, 4-bit with scale and minimum."""
 
 _NO_FLOATS = np.empty(0, dtype=np.float32)
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # their order is csrc/ops.h's
@@ -38,10 +43,14 @@ class NativeRunner:
         capacity_tokens: int,
         threads: int,
         kv_format: str = "q8",
+        weights_format: str | None = None,
         variant: str = "",
     ) -> None:
-        """`variant`: which kernels, "" for the processor's best. Raises UnsupportedModel as build_decoder does."""
+        """`weights_format`: "q8" or "q4" to quantize all matrices at load, None to keep the precision of the file.
+        `variant`: which kernels, "" for the processor's best. Raises UnsupportedModel as build_decoder does.
+        """
         self.config = config
+        self._panel_format = WEIGHTS_FORMATS[weights_format] if weights_format else None
         self.threads = threads
         layout = _page_layout(kv_format, config.num_kv_heads, config.head_dim)
         self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
@@ -52,31 +61,45 @@ class NativeRunner:
             if config.rope is None
             else None
         )
+        self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
         self._decoder = _new_decoder(config, threads, variant)
         self.facts = self._build(layout)
         self._weights.require_none_left()
         forget_pages(weights.values())
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int32) for c in batch.chunks])
-        token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
-        starts = np.cumsum([0, *(chunk.end - chunk.start for chunk in batch.chunks)], dtype=np.int32)
-        wanted = np.array(
-            [end - 1 for end, chunk in zip(starts[1:], batch.chunks, strict=True) if chunk.reaches_end], dtype=np.int32
-        )
+        chunks = batch.chunks
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        positions = np.array([p for chunk in chunks for p in range(chunk.start, chunk.end)], dtype=np.int32)
+        starts = [0, *accumulate(chunk.end - chunk.start for chunk in chunks)]
+        wanted = [end - 1 for end, chunk in zip(starts[1:], chunks, strict=True) if chunk.reaches_end]
         spans, pages = _span_arrays(batch)
-        logits = np.empty((len(wanted), self.config.vocab_size), dtype=np.float32)
-        self._decoder.run(self._embedded(token_ids, positions), positions, starts, spans, pages, wanted, logits)
+        logits = self._logits_buffer(len(wanted))
+        self._decoder.run(
+            self._embedded(token_ids, positions),
+            positions,
+            np.array(starts, dtype=np.int32),
+            spans,
+            pages,
+            np.array(wanted, dtype=np.int32),
+            logits,
+        )
         return logits
 
     def _embedded(self, token_ids: list[int], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """(T, hidden)."""
-        embedded = self._embed.take_rows(np.asarray(token_ids)).to_float32()
+        embedded = dequantize(self._embed.format_name, self._embed.blocks[token_ids])
         if self.config.embedding_scale != 1.0:
             embedded *= np.float32(self.config.embedding_scale)
         if self._position_embed is not None:
             embedded += self._position_embed[positions]
         return embedded
+
+    def _logits_buffer(self, rows: int) -> npt.NDArray[np.float32]:
+        """(rows, vocab); the same memory every time, since fresh pages would cost more than the sampling."""
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self.config.vocab_size), dtype=np.float32)
+        return self._logits[:rows]
 
     def _build(self, layout: PageLayout) -> RunnerFacts:
         """Fill the layer table; returns what a step reads."""
@@ -145,7 +168,7 @@ class NativeRunner:
         )
 
     def _set_product(self, layer: int, name: str, parts: list[StoredTensor], bias: npt.NDArray[np.float32]) -> int:
-        packed = [_pack(part, self.threads) for part in parts]
+        packed = [_pack(part, self._panel_format, self.threads) for part in parts]
         self._decoder.set_product(layer, name, packed, bias)
         return sum(panels.nbytes for *_, panels in packed)
 
@@ -180,16 +203,17 @@ def _page_layout(kv_format: str, kv_heads: int, head_dim: int) -> PageLayout:
     return PageLayout(kv_format, "uint8", (), (page_bytes,))
 
 
-def _pack(tensor: StoredTensor, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
-    """A matrix as panels: (panel format, rows, columns, panels). The stored precision is kept (csrc/pack.h)."""
+def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
+    """A matrix as panels: (panel format, rows, columns, panels).
+
+    In panel format `wanted` where its columns come in blocks of 32, else at the stored precision (csrc/pack.h).
+    """
     rows, columns = tensor.shape
-    ggml_type = tensor.format.ggml_type
+    ggml_type, blocks = tensor.format.ggml_type, tensor.blocks
     kernels = native.module()
-    form = kernels.packed_format(ggml_type) if ggml_type is not None else None
-    if form is None:  # a format of safetensors alone
-        ggml_type, form, blocks = 0, "f32", tensor.to_float32().view(np.uint8)
-    else:
-        blocks = tensor.blocks
+    if ggml_type is None or kernels.packed_format(ggml_type) is None:  # a format of safetensors alone
+        ggml_type, blocks = 0, tensor.to_float32().view(np.uint8)
+    form = wanted if wanted and columns % 32 == 0 else kernels.packed_format(ggml_type)
     panels = kernels.pack(ggml_type, np.ascontiguousarray(blocks), columns, form, threads)
     return native.PANEL_FORMATS.index(form), rows, columns, panels
 

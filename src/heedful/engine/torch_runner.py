@@ -21,17 +21,23 @@ from heedful.weights.names import Weights
 
 
 class TorchRunner:
-    def __init__(self, config: ModelConfig, weights: Weights, *, capacity_tokens: int, threads: int) -> None:
-        """`capacity_tokens`: how many tokens' K and V fit. Sets PyTorch's thread count for the whole process."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, capacity_tokens: int, threads: int, device: str = "cpu"
+    ) -> None:
+        """`capacity_tokens`: how many tokens' K and V fit. Sets PyTorch's thread count for the whole process.
+
+        `device`: where weights and pages lie; "cuda" has not been run yet for want of a GPU.
+        """
         torch.set_num_threads(threads)
         self.threads = threads
         self.config = config
-        self.decoder = build_decoder(config, weights)
+        self.device = torch.device(device)
+        self.decoder = build_decoder(config, weights).to(self.device)
         layout = plain_layout(config.num_kv_heads, config.head_dim)
         self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
         self.facts = RunnerFacts(linear_bytes=4 * config.linear_weights, head_bytes=4 * config.head_weights)
         self._rows = {
-            layer: torch.from_numpy(pages).flatten(1, 2).unbind()
+            layer: _on_device(pages, self.device).flatten(1, 2).unbind()
             for pool in self.cache.pools
             for layer, pages in pool.buffers.items()
         }
@@ -41,12 +47,12 @@ class TorchRunner:
         token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
         positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
         attend = PagedAttend(batch, self._rows)
-        hidden = self.decoder(torch.tensor(token_ids), torch.tensor(positions), attend)
+        hidden = self.decoder(*(torch.tensor(ints, device=self.device) for ints in (token_ids, positions)), attend)
         ends = np.cumsum([chunk.end - chunk.start for chunk in batch.chunks]) - 1
         wanted = [int(end) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.reaches_end]
         if not wanted:
             return np.empty((0, self.config.vocab_size), dtype=np.float32)
-        return self.decoder.logits(hidden[wanted]).numpy()
+        return self.decoder.logits(hidden[wanted]).cpu().numpy()
 
 
 class PagedAttend:
@@ -62,7 +68,7 @@ class PagedAttend:
 
     def _add(self, chunk: Chunk) -> None:
         for span in chunk.spans:
-            step = _SpanRows(span)
+            step = _SpanRows(span, self._rows[span.layers[0]][0].device)
             for layer in span.layers:
                 self._steps.setdefault(layer, []).append(step)
 
@@ -83,19 +89,24 @@ class PagedAttend:
 class _SpanRows:
     """A span as row indices: a slice where its pages follow one another (a view, no copy), else a list of rows."""
 
-    def __init__(self, span: KeySpan) -> None:
-        self.new = _index(slots(span))
+    def __init__(self, span: KeySpan, device: torch.device) -> None:
+        self.new = _index(slots(span), device)
         keys = KeySpan(span.layers, span.window, span.first_key, span.first_key, span.end, span.pages, span.first_page)
-        self.read = _index(slots(keys))
+        self.read = _index(slots(keys), device)
         count = span.end - span.first_key
-        self.bias = causal_bias(span.start, span.end - span.start, span.first_key, count, span.window)
+        self.bias = causal_bias(span.start, span.end - span.start, span.first_key, count, span.window, device)
 
 
-def _index(rows: npt.NDArray[np.int64]) -> slice | Tensor:
+def _on_device(pages: npt.NDArray[np.float32], device: torch.device) -> Tensor:
+    """The cache's own pages where the processor reads them, else as many on the device."""
+    return torch.from_numpy(pages) if device.type == "cpu" else torch.empty(pages.shape, device=device)
+
+
+def _index(rows: npt.NDArray[np.int64], device: torch.device) -> slice | Tensor:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
         return slice(first, last + 1)
-    return torch.from_numpy(rows)
+    return torch.from_numpy(rows).to(device)
 
 
 def build_decoder(config: ModelConfig, weights: Weights) -> Decoder:

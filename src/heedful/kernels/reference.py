@@ -10,15 +10,21 @@ from torch import Tensor
 
 
 def attention_mask(
-    start: int, num_queries: int, first_key: int, num_keys: int, window: int | None, sinks: int = 0
+    start: int,
+    num_queries: int,
+    first_key: int,
+    num_keys: int,
+    window: int | None,
+    sinks: int = 0,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Which keys each query attends to, bool (T, N): causal, within the window, or among the first `sinks` tokens.
 
     Queries stand at positions start + t, keys at first_key + n. A window of w is the query's own position and the
     w - 1 before it.
     """
-    query_at = torch.arange(start, start + num_queries)[:, None]
-    key_at = torch.arange(first_key, first_key + num_keys)[None, :]
+    query_at = torch.arange(start, start + num_queries, device=device)[:, None]
+    key_at = torch.arange(first_key, first_key + num_keys, device=device)[None, :]
     allowed = key_at <= query_at
     if window is not None:
         allowed &= (query_at - key_at < window) | (key_at < sinks)

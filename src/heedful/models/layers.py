@@ -49,7 +49,7 @@ def make_norm(config: ModelConfig, channels: int) -> nn.Module:
 
 def rotary_table(rope: Rope, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin (T, rotary_dim / 2) for positions (T,), in float32 as the models were trained."""
-    inv_freq = torch.from_numpy(rope.inv_freq()).float()
+    inv_freq = torch.from_numpy(rope.inv_freq()).float().to(positions.device)
     angles = positions.float()[:, None] * inv_freq[None, :]
     return angles.cos() * rope.attention_scaling, angles.sin() * rope.attention_scaling
 
