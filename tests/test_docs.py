@@ -39,7 +39,7 @@ def test_command(command: str, environment: dict[str, str]) -> None:
     runnable = re.sub(r"(^|\| )heedful\b", rf"\g<1>{HEEDFUL}", command)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", runnable],
-        env=environment, input="/quit\n", capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
+        env=environment, input="Hello\n/quit\n", capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

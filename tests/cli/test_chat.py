@@ -231,12 +231,12 @@ def test_dropped_turns_are_announced_with_the_numbers() -> None:
     # each turn: <user>, 9 words, <assistant>, 1 word; the last: <user>, 9 words, <answer>. 35 of 40 - 10 + 1.
     assert shown.count("dropped") == 1
     assert "The conversation has 35 tokens, the context 40, of which 10 are kept for the answer." in shown
-    assert "left out: 10 tokens dropped." in shown  # the first question
+    assert "left out: 12 tokens dropped." in shown  # the first question and its answer
     assert "--context goes up to 2,048" in shown
     assert shown.index("dropped") < shown.rindex("a\n")
     receipt = table.conversation.messages[-1].receipt
     assert receipt is not None
-    assert receipt["prompt_tokens"] == 25
+    assert receipt["prompt_tokens"] == 23
     assert len(table.said) == 6
 
 

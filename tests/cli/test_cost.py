@@ -65,7 +65,7 @@ def test_a_window_and_sinks_are_counted_against_dense() -> None:
     assert found["dense_visits"] == 5_120_000_000
     assert found["saved"]["window"] == 64 * 80 * (1_000_000 - 4100)
     assert found["saved_share"]["window"] == pytest.approx(0.9959)
-    assert found["policy"] == {"window": 4096, "sinks": 4, "kv": "f32"}
+    assert found["policy"] == {"window": 4096, "sinks": 4, "kv": "q8"}
     prefill = found["prefill"]
     assert prefill["dense_visits"] == prefill["visits"] + sum(prefill["saved"].values())
 
