@@ -6,9 +6,13 @@ import sys
 
 
 def main() -> None:
-    from heedful.cli.main import run
+    try:
+        from heedful.cli.main import run
 
-    sys.exit(run(sys.argv[1:]))
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules load; later typer turns it into 130 itself
+        status = 130
+    sys.exit(status)
 
 
 if __name__ == "__main__":

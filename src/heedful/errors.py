@@ -17,6 +17,7 @@ HeedfulError
 │   ├── SafetensorsError
 │   └── TokenizerError
 ├── UnsupportedModel            well-formed, but nothing here runs it
+├── BadLogits                   the model computed no usable numbers
 ├── CacheFull                   the KV pages do not fit in memory
 └── HistoryError                the file of past chats cannot be read or written
 
@@ -125,6 +126,10 @@ class UnsupportedModel(HeedfulError):
 
 
 class CacheFull(HeedfulError):
+    pass
+
+
+class BadLogits(HeedfulError):
     pass
 
 

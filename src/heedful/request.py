@@ -9,6 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from numbers import Integral, Real
 
 from heedful.errors import BadParameter
 
@@ -19,6 +20,7 @@ class Finish(enum.StrEnum):
     STOP = "stop"  # an end-of-text token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
     CANCELLED = "cancelled"
+    ERROR = "error"  # nothing could be chosen: Sequence.error says why
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,14 @@ class SamplingParams:
     """Go on after an end-of-text token (benchmarks)."""
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+            _check_number(name, getattr(self, name), Integral, "a whole number", may_be_none=name != "top_k")
+        for name in ("temperature", "top_p", "min_p", *_PENALTIES):
+            _check_number(name, getattr(self, name), Real, "a number")
+        _check("stop", all(isinstance(text, str) and text for text in self.stop), "must be strings that are not empty")
+        for token, bias in self.logit_bias.items():
+            _check_number("logit_bias", token, Integral, "token ids that are whole numbers")
+            _check_number("logit_bias", bias, Real, "numbers")
         _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
         _check("temperature", 0 <= self.temperature <= 100, "must be between 0 and 100")
         _check("top_k", self.top_k >= 0, "must be 0 (all) or more")
@@ -63,8 +73,15 @@ class SamplingParams:
         _check("frequency_penalty", abs(self.frequency_penalty) <= 100, "must be between -100 and 100")
         _check("logprobs", self.logprobs is None or 0 <= self.logprobs <= 1000, "must be between 0 and 1000")
         _check("seed", self.seed is None or self.seed >= 0, "must be 0 or more")
-        _check("stop", all(isinstance(s, str) and s for s in self.stop), "must be strings that are not empty")
         _check("logit_bias", all(isfinite(v) for v in self.logit_bias.values()), "values must be finite numbers")
+
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _check_number(name: str, value: object, kind: type, what: str, *, may_be_none: bool = False) -> None:
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    _check(name, is_number or (may_be_none and value is None), f"must be {what}, not {value!r:.40}")
 
 
 def _check(name: str, ok: bool, requirement: str) -> None:
@@ -103,6 +120,8 @@ class Sequence:
     page_tables: list[list[int]] = field(default_factory=list)
     """One a layer group: page id by page index of the sequence; pages behind a window are FREED (-1)."""
     finish: Finish | None = None
+    error: Exception | None = None
+    """What ended it, with Finish.ERROR; its stream raises it."""
 
     @property
     def prompt_len(self) -> int:

@@ -181,7 +181,7 @@ def test_a_local_model(golden: Path, path: str) -> None:
 
 
 def test_a_gguf_file(smollm2_path: Path) -> None:
-    by_path, by_alias = as_json("", str(smollm2_path)), as_json("smollm2")
+    by_path, by_alias = as_json("--weights f16", str(smollm2_path)), as_json("smollm2 --weights f16")
     assert {**by_path, "model": None} == {**by_alias, "model": None}
 
 

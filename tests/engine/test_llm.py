@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from heedful import LLM
-from heedful.errors import BadParameter, ContextOverflow, SourceError, TemplateError, UnsupportedModel
+from heedful.errors import BadParameter, ContextOverflow, SourceError, TemplateError, UnsupportedModel, UsageError
 from heedful.testing import make_tiny_model
 
 
@@ -67,7 +69,7 @@ def test_prompts_that_are_none(tiny: LLM, prompt: object) -> None:
 def test_truncate_keeps_the_newest_tokens_and_says_how_many_went(tiny: LLM) -> None:
     ids = [i % 250 for i in range(600)]
     answer = tiny.generate(ids, truncate=True, max_tokens=12)
-    assert answer.prompt_token_ids == tuple(ids[-(512 - 12 + 1) :])
+    assert answer.prompt_token_ids == tuple(ids[-(512 - 12) :])
     assert answer.dropped_tokens == 600 - len(answer.prompt_token_ids)
     assert len(answer.token_ids) == 12 or answer.finish_reason == "stop"
     assert tiny.generate(ids[:100], truncate=True, max_tokens=3).dropped_tokens == 0
@@ -75,8 +77,14 @@ def test_truncate_keeps_the_newest_tokens_and_says_how_many_went(tiny: LLM) -> N
 
 def test_truncate_keeps_the_begin_of_text_token(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny.tokenizer, "bos_id", 7)
-    answer = tiny.generate([7, *range(100), *[9] * 500], truncate=True, max_tokens=12)
-    assert answer.prompt_token_ids == (7, *[9] * 500)
+    answer = tiny.generate([7, *range(100), *[9] * 499], truncate=True, max_tokens=12)
+    assert answer.prompt_token_ids == (7, *[9] * 499)
+
+
+def test_truncate_leaves_a_prompt_that_fits_and_half_of_the_context_to_one_that_does_not(tiny: LLM) -> None:
+    assert tiny.generate([9] * 300, truncate=True, max_tokens=512).dropped_tokens == 0
+    answer = tiny.generate([9] * 600, truncate=True, max_tokens=512)
+    assert len(answer.prompt_token_ids) == 256
 
 
 def test_truncating_a_chat_drops_the_oldest_turns_and_keeps_the_system_message(tiny: LLM) -> None:
@@ -87,7 +95,7 @@ def test_truncating_a_chat_drops_the_oldest_turns_and_keeps_the_system_message(t
     answer = tiny.chat([system, *turns], truncate=True, max_tokens=10)
     assert answer.prompt_token_ids == tuple(tiny.encode_chat([system, turns[4]]))  # not an answer without its question
     assert answer.dropped_tokens == len(tiny.encode_chat([system, *turns])) - len(answer.prompt_token_ids)
-    with pytest.raises(ContextOverflow):
+    with pytest.raises(UsageError, match="the context of 512 leaves 502 for it"):
         tiny.chat([system, {"role": "user", "content": "y" * 600}], truncate=True, max_tokens=10)
 
 
@@ -157,6 +165,76 @@ def test_logprobs(tiny: LLM) -> None:
         assert len(entry.top) == 3
         assert entry.top[0] == (entry.token_id, entry.logprob)
     assert tiny.generate("ab", max_tokens=5).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_tokens", v) for v in (2.5, "2", True)),
+        *(("temperature", v) for v in (None, "hot")),
+        *(("top_k", v) for v in (None, 2.5)),
+        ("seed", 1.5),
+        ("logprobs", 2.5),
+        ("stop", 5),
+        ("logit_bias", {"5": 1}),
+        ("logit_bias", {5.7: 1}),
+        ("logit_bias", {5: "1"}),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(tiny: LLM, name: str, value: object) -> None:
+    with pytest.raises(BadParameter, match=name):
+        tiny.generate("a", **{name: value})
+    assert not tiny.engine.scheduler.has_work
+
+
+def test_threads_take_turns(tiny: LLM) -> None:
+    prompts = [f"prompt {i}" for i in range(8)]
+    alone = [tiny.generate(prompt, max_tokens=25).text for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: tiny.generate(prompt, max_tokens=25).text, prompts * 4))
+    assert together == alone * 4
+    assert all_pages_are_free(tiny)
+
+
+def test_a_stream_that_is_dropped_unread_does_not_run_on(tiny: LLM) -> None:
+    requests = tiny.ledger.requests
+    stream = tiny.stream("ab", max_tokens=400)
+    del stream
+    gc.collect()
+    tiny.generate("cd", max_tokens=1)
+    assert all_pages_are_free(tiny)
+    assert tiny.ledger.requests == requests + 2
+
+
+def test_closing_a_stream_inside_its_loop(tiny: LLM) -> None:
+    stream = tiny.stream("ab", max_tokens=50)
+    for i, _ in enumerate(stream):
+        if i == 3:
+            stream.close()
+    assert stream.completion.finish_reason == "cancelled"
+    with pytest.raises(UsageError, match="not ended"):
+        _ = tiny.stream("ab", max_tokens=5).completion
+
+
+def test_a_stop_string_ends_the_tokens_too_when_another_stream_has_stepped_on(tiny: LLM) -> None:
+    whole = tiny.generate("ab", max_tokens=40).text
+    alone = tiny.generate("ab", max_tokens=40, stop=whole[10:13], logprobs=0)
+    waiting, stepping = tiny.stream("ab", max_tokens=40, stop=whole[10:13], logprobs=0), tiny.stream("x", max_tokens=40)
+    stepping.complete()
+    late = waiting.complete()
+    assert (late.text, late.token_ids, late.finish_reason) == (alone.text, alone.token_ids, "stop")
+    assert late.logprobs is not None
+    assert len(late.logprobs) == len(late.token_ids)
+
+
+def test_a_request_that_fails_leaves_the_others_running(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tiny.generate("ab", max_tokens=20).text
+    good, bad = tiny.stream("ab", max_tokens=20), tiny.stream("cd", max_tokens=20)
+    monkeypatch.setattr(tiny.engine._state[bad.sequence].sampler, "sample", lambda row: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bad.complete()
+    assert good.complete().text == expected
+    assert all_pages_are_free(tiny)
 
 
 def test_unknown_and_bad_parameters_are_named(tiny: LLM) -> None:

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from heedful.errors import BadParameter
+from heedful.errors import BadLogits, BadParameter
 from heedful.request import SamplingParams
 from heedful.sampling.sampler import Sampler, _draw, candidates
 
@@ -360,7 +360,7 @@ def test_how_many_logprobs() -> None:
     ],
 )
 def test_broken_logits_stop_here(logits: list[float], message: str, temperature: float) -> None:
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(BadLogits, match=message):
         Sampler(params(temperature=temperature), [], 4).sample(float32(logits))
 
 

@@ -26,6 +26,10 @@ Int = int | None
 Float = float | None
 
 
+STORED_AS = {"smollm2": "q4", "gemma3-270m": "q8", "minilm": "f32"}
+"""Nearest format to that of the alias's file, as the native kernels hold it."""
+
+
 def cost(
     model: Annotated[str | None, typer.Argument(help="Alias, model folder, config.json or GGUF file.")] = None,
     context: Annotated[Int, typer.Option(help="Tokens that one decoded token attends to; an encoder's text.")] = None,
@@ -41,7 +45,10 @@ def cost(
     ] = None,
     sinks: Annotated[Int, typer.Option(help="First tokens that are always seen, whatever the window (0).")] = None,
     kv: Annotated[str | None, typer.Option(help="Number format of the KV rows: f32, f16, q8 or q4.")] = None,
-    weights: Annotated[str, typer.Option(help="Number format of the weights: f32, f16, q8 or q4.")] = "f32",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Number format of the weights: f32, f16, q8, q4; default: the alias's own, or f16."),
+    ] = None,
     layers: Annotated[Int, typer.Option(help="Numbers of a model, instead of MODEL or over it: layers.")] = None,
     heads: Annotated[Int, typer.Option(help="Query heads of a layer.")] = None,
     kv_heads: Annotated[Int, typer.Option(help="Key and value heads of a layer.")] = None,
@@ -78,7 +85,7 @@ def cost(
     }
     _check_counts({**given, **work, "window": window, "local_global": local_global}, least=1)
     _check_counts({"sinks": sinks}, least=0)
-    setting = _setting(kv, weights, bandwidth, gflops, watts, price_per_kwh)
+    setting = _setting(kv, weights or STORED_AS.get(model or "", "f16"), bandwidth, gflops, watts, price_per_kwh)
     dimensions = _dimensions(model, given, encoder)
     shape = _shape(dimensions, window, sinks, local_global)
     question = _question(work, dimensions, kv)

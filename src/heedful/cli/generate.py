@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from heedful.engine.llm import LLM, Completion, TextStream
 
 
+SHOWN_FROM = 1024  # tokens still to read: about a second of work
+
+
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue or answer; - or a pipe reads stdin.")] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…")] = default_model,
@@ -36,7 +39,7 @@ def generate(
         Path | None, typer.Option(help='A conversation: JSON file with [{"role": …, "content": …}]; - is stdin.')
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the prompt, or its rest, from a file.")
+        Path | None, typer.Option("--file", "-f", help="Read the prompt, or its rest, from a file; - is stdin.")
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a prompt that does not fit; say how much.")] = False,
     context: Annotated[
@@ -52,7 +55,10 @@ def generate(
     ] = None,
 ) -> None:
     """Continue PROMPT, or answer it with --chat, and show what the answer cost."""
-    question = _conversation(prompt, file, messages, chat, system) or _prompt_text(prompt, file)
+    conversation = _conversation(prompt, file, messages, chat, system)
+    question = _prompt_text(prompt, file) if conversation is None else conversation
+    if logprobs is not None and not json_output:
+        raise BadParameter("--logprobs", "is shown in JSON only", "Add --json.")
     sampling = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -87,11 +93,29 @@ def _ask(llm: LLM, question: str | list[dict[str, Any]], truncate: bool, samplin
 def _print_as_it_comes(stream: TextStream) -> Completion:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character still gets the rest
-    with stream:
-        for piece in stream:
-            print(piece.text, end="", flush=True)
-    print()
+    try:
+        with stream:
+            _read_prompt(stream)
+            for piece in stream:
+                print(piece.text, end="", flush=True)
+    finally:
+        print()
     return stream.completion
+
+
+def _read_prompt(stream: TextStream) -> None:
+    """A long prompt is computed with its progress on the terminal."""
+    shown = False
+    while (
+        sys.stderr.isatty()
+        and (live := stream.live) is not None
+        and live.prompt_tokens - live.prompt_tokens_computed > SHOWN_FROM
+    ):
+        print(f"\rreading {live.prompt_tokens_computed:,} of {live.prompt_tokens:,} tokens", end="", file=sys.stderr)
+        shown = True
+        stream.step()
+    if shown:
+        print("\r\033[K", end="", flush=True, file=sys.stderr)
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:
@@ -132,7 +156,7 @@ def _read_messages(path: Path) -> list[dict[str, Any]]:
         raise BadParameter("--messages", f"{path} is not JSON: {e}") from e
     if isinstance(found, dict) and "messages" in found:
         found = found["messages"]
-    if not isinstance(found, list):
+    if not isinstance(found, list) or not found:
         raise BadParameter("--messages", f"{path} holds no list", 'Expected: [{"role": "user", "content": "…"}].')
     return found
 
@@ -143,9 +167,9 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         raise BadParameter("PROMPT", "is missing", 'Give a text: heedful generate "Once upon a time", or pipe one in.')
     parts = [] if prompt in (None, "-") else [str(prompt)]
     if file is not None:
-        parts.append(_read_text(file, "--file").removesuffix("\n"))
+        parts.append(_read_text(file, "--file").removesuffix("\n").removesuffix("\r"))
     if prompt == "-" or (prompt is None and file is None):
-        parts.append(_read_text(Path("-"), "PROMPT").removesuffix("\n"))
+        parts.append(_read_text(Path("-"), "PROMPT").removesuffix("\n").removesuffix("\r"))
     text = "\n\n".join(parts)
     if not text:
         raise BadParameter("PROMPT", "is empty", "Give at least one character.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -59,13 +60,26 @@ PIPE_CLOSED = 141  # as a shell reports a program that the closed pipe has ended
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit status: 2 for bad usage, 1 for other errors, 130 after Ctrl-C."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         status = _run_verb(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print("heedful: the output cannot be written: no space is left on its device", file=sys.stderr)
+        return 1
     return status
+
+
+def _drop_output() -> None:
+    """What is still in stdout's buffer would fail again when the interpreter leaves."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_verb(arguments: Sequence[str]) -> int:

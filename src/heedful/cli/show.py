@@ -54,7 +54,7 @@ def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> d
         "windows": windows_in_words(config.windows),
         "weights": weights,
         "file_bytes": sum(p.stat().st_size for p in files),
-        "memory_bytes": 4 * weights,
+        "torch_memory_bytes": 4 * weights,
         "kv_bytes_per_1000_tokens": {
             k: 1000 * rows * row_bytes(config.head_dim) for k, row_bytes in KV_FORMATS.items()
         },
@@ -80,8 +80,8 @@ def _print_table(facts: dict[str, Any]) -> None:
         ("hidden, MLP", f"{facts['hidden']:,}, {facts['intermediate']:,}"),
         ("vocabulary", f"{facts['vocabulary']:,}"),
         ("context", f"{facts['context']:,} tokens"),
-        ("weights", f"{human(facts['weights'])}, {human(facts['file_bytes'])}B on disk, "
-                    f"{human(facts['memory_bytes'])}B in memory (float32)"),
+        ("weights", f"{human(facts['weights'])}, {human(facts['file_bytes'])}B on disk and about as much in memory; "
+                    f"{human(facts['torch_memory_bytes'])}B with --runner torch"),
         ("KV of 1,000 tokens", ", ".join(f"{human(size)}B {name}" for name, size in kv.items())),
         *((f"visits at {int(n):,}", f"{visits:,} a token") for n, visits in facts["visits_per_token"].items()),
     ]  # fmt: skip

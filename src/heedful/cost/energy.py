@@ -114,7 +114,7 @@ class Machine:
     """What a paper estimate runs on. The defaults are the reference machine: 2 cores of a server, AVX2."""
 
     bytes_per_second: float = 31e9
-    flops_per_second: float = 150e9
+    flops_per_second: float = 350e9
     cores: int = 2
     watts: float | None = None
     """What the whole machine draws when busy; None: estimated from the cores and the bytes."""

@@ -94,15 +94,21 @@ class Receipt:
     def line(self) -> str:
         """One line for a terminal."""
         decode, e = self.tokens_per_second["decode"], self.energy
-        interval = f" ({e.source} {e.low:.2g}–{e.high:.2g})" if e.source == "estimated" else f" ({e.source})"
+        interval = f"{_short(e.low)}–{_short(e.high)}"
+        source = f"{e.source} {interval}" if e.source == "estimated" else e.source
         return " · ".join((
             f"{self.prompt_tokens:,} in ({self.cached_tokens:,} cached)",
             f"{self.output_tokens:,} out",
             *([f"{decode:.0f} tok/s"] if decode else []),
             f"{human(self.visits.total).strip()} visits of {human(self.visits.dense).strip()} dense",
             f"KV {human(self.kv.bytes_held_peak)}B {self.kv.format}",
-            f"~{e.joules:.2g} J{interval}",
+            f"~{_short(e.joules)} J ({source})",
         ))  # fmt: skip
+
+
+def _short(number: float) -> str:
+    """Two significant digits, without an exponent where there need be none."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -12,6 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
+import numpy as np
+import numpy.typing as npt
+
 from heedful.cost.energy import EnergyMeter
 from heedful.cost.formulas import KV_FORMATS
 from heedful.cost.meter import Meter, weight_shares
@@ -78,8 +81,7 @@ class Engine:
             raise ContextOverflow(len(prompt), self.context_len)
         if request.policy.kv_format not in (None, self.runner.cache.layout.kv_format):
             raise BadParameter("kv", f"this model was loaded with {self.runner.cache.layout.kv_format} pages")
-        # the last token of an answer is never fed back, so it needs no slot
-        room = self.context_len - len(prompt) + 1
+        room = max(1, self.context_len - len(prompt))
         max_tokens = min(request.sampling.max_tokens or room, room)
         sequence = Sequence(request, list(prompt))
         sampler = Sampler(request.sampling, prompt, vocab_size)
@@ -100,12 +102,20 @@ class Engine:
         cpu_began = process_time()
         logits = self.runner.run(batch)
         self._count(batch, busy_core_seconds=process_time() - cpu_began)
-        ending = [chunk.sequence for chunk in batch.chunks if chunk.reaches_end]
         for chunk in batch.chunks:
             chunk.sequence.cached_len = chunk.end
-        sampled = [self._state[sequence].sampler.sample(row) for sequence, row in zip(ending, logits, strict=True)]
-        pairs = zip(ending, sampled, strict=True)
-        return [token for sequence, choice in pairs if (token := self._commit(sequence, choice)) is not None]
+        ending = [chunk.sequence for chunk in batch.chunks if chunk.reaches_end]
+        pairs = zip(ending, logits, strict=True)
+        return [token for sequence, row in pairs if (token := self._sample(sequence, row)) is not None]
+
+    def _sample(self, sequence: Sequence, logits: npt.NDArray[np.float32]) -> NewToken | None:
+        """A sequence for which nothing can be chosen ends alone, with its error; the others of the step go on."""
+        try:
+            return self._commit(sequence, self._state[sequence].sampler.sample(logits))
+        except Exception as error:
+            sequence.error = error
+            self.end(sequence, Finish.ERROR)
+            return None
 
     def end(self, sequence: Sequence, finish: Finish) -> None:
         """Finish a sequence now: abort it, or end it for a reason that lies outside (a stop string). Idempotent."""

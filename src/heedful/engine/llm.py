@@ -8,6 +8,9 @@ print(answer.text, answer.receipt.line())
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as ListLike
@@ -19,7 +22,7 @@ from heedful.cost.ledger import Ledger
 from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine, Live
 from heedful.engine.make_runner import make_runner
-from heedful.errors import BadParameter, ContextOverflow, TemplateError
+from heedful.errors import BadParameter, TemplateError, UsageError
 from heedful.request import Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
 from heedful.text.stops import StopStrings
@@ -65,11 +68,11 @@ class Completion:
 
 
 class LLM:
-    """A model, ready to answer. One call at a time; close() or `with` ends nothing but streams that are still open."""
+    """A model, ready to answer. Threads may share it; their requests take turns, step by step."""
 
     def __init__(
         self,
-        model: str = default_model,
+        model: str | os.PathLike[str] = default_model,
         *,
         context_len: int | None = None,
         threads: int | None = None,
@@ -86,18 +89,24 @@ class LLM:
         runner has "f32". weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision.
         Raises SourceError, FileFormatError, UnsupportedModel.
         """
+        if not isinstance(model, str | os.PathLike):
+            raise BadParameter("model", f"{model!r} is not a name or a path")
+        model = os.fspath(model)
         loaded = load(model, accept_licence=accept_licence)
-        if context_len is not None and not 1 <= context_len <= loaded.config.context_len:
+        if not _is_whole(context_len, 1, loaded.config.context_len):
             raise BadParameter("context_len", f"must be between 1 and the model's {loaded.config.context_len:,}")
         machine = hardware.detect()
-        if threads is not None and not 1 <= threads <= 1024:
+        if not _is_whole(threads, 1, 1024):
             raise BadParameter("threads", "must be between 1 and 1024")
         self.name = model
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
         self.context_len = context_len or loaded.config.context_len
         self.ledger = Ledger()
+        self._lock = threading.RLock()
         self._inboxes: dict[Sequence, deque[Sampled]] = {}
+        self.abandoned: deque[Sequence] = deque()
+        """Sequences whose streams are gone; they end before anything else happens."""
         made = make_runner(
             loaded,
             kind=runner,
@@ -127,15 +136,16 @@ class LLM:
     def stream(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> TextStream:
         """Like generate(), piece by piece: iterate over it, then read `.completion`. Closing it early cancels."""
         params = sampling_params(**sampling)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [_token_id(token) for token in prompt]
-        kept = self._newest(ids, self._prompt_room(params)) if truncate else ids
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        kept = self._newest(ids, self._prompt_room(params)) if truncate and len(ids) > self.context_len else ids
         return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=True)
 
     def stream_chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> TextStream:
         """Like chat(), piece by piece."""
         params = sampling_params(**sampling)
         ids = self.encode_chat(messages)
-        kept = self._fit(list(messages), self._prompt_room(params)) if truncate else ids
+        cut = truncate and len(ids) > self.context_len
+        kept = self._fit(list(messages), self._prompt_room(params)) if cut else ids
         return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=False)
 
     def encode_chat(self, messages: ListLike[Message]) -> list[int]:
@@ -149,8 +159,8 @@ class LLM:
         return self.tokenizer.encode_segments(template.render(messages))
 
     def _prompt_room(self, params: SamplingParams) -> int:
-        """Prompt tokens that leave room for the answer asked for."""
-        return max(1, self.context_len - (params.max_tokens or 1) + 1)
+        """Prompt tokens that leave room for the answer asked for, or for half of the context where it asks for more."""
+        return max(1, self.context_len - (params.max_tokens or 1), self.context_len // 2)
 
     def _newest(self, ids: list[int], room: int) -> list[int]:
         """The newest ids that fit, behind the begin-of-text token where there is one."""
@@ -161,20 +171,37 @@ class LLM:
 
     def open_inbox(self, request: Request) -> tuple[Sequence, deque[Sampled]]:
         """Queue a request; its tokens arrive in the deque, whichever stream makes the engine step."""
-        sequence = self.engine.add(request)
-        self._inboxes[sequence] = deque()
-        return sequence, self._inboxes[sequence]
+        with self._lock:
+            self._end_abandoned()
+            sequence = self.engine.add(request)
+            self._inboxes[sequence] = deque()
+            return sequence, self._inboxes[sequence]
 
     def close_inbox(self, sequence: Sequence) -> Receipt:
-        del self._inboxes[sequence]
-        receipt = self.engine.receipt(sequence)
-        self.ledger.add(receipt)
-        return receipt
+        with self._lock:
+            del self._inboxes[sequence]
+            receipt = self.engine.receipt(sequence)
+            self.ledger.add(receipt)
+            return receipt
 
-    def step(self) -> None:
-        """Let the engine compute one step for all open streams."""
-        for token in self.engine.step():
-            self._inboxes[token.sequence].append(token.sampled)
+    def _end_abandoned(self) -> None:
+        while self.abandoned:
+            sequence = self.abandoned.popleft()
+            self.engine.end(sequence, Finish.CANCELLED)
+            self.close_inbox(sequence)
+
+    def end(self, sequence: Sequence, finish: Finish) -> None:
+        with self._lock:
+            self.engine.end(sequence, finish)
+
+    def step(self, wanting: Sequence | None = None) -> None:
+        """Let the engine compute one step for all open streams; none if `wanting` has got or ended all it waits for."""
+        with self._lock:
+            if wanting is not None and (self._inboxes[wanting] or wanting.finish is not None):
+                return  # another thread's step came first
+            self._end_abandoned()
+            for token in self.engine.step():
+                self._inboxes[token.sequence].append(token.sampled)
 
     def _fit(self, messages: list[Message], room: int) -> list[int]:
         """Ids without the oldest turns (a user's message and what follows it up to the next), as few as will do."""
@@ -182,7 +209,11 @@ class LLM:
         while len(ids) > room:
             turns = [i for i, message in enumerate(messages) if message.get("role") == "user"]
             if len(turns) < 2:
-                raise ContextOverflow(len(ids), room)
+                raise UsageError(
+                    f"the last message alone has {len(ids):,} tokens; the context of {self.context_len:,} leaves "
+                    f"{room:,} for it beside the answer",
+                    "Shorten it, or ask for a shorter answer (max_tokens).",
+                )
             del messages[turns[0] : turns[1]]
             ids = self.encode_chat(messages)
         return ids
@@ -200,13 +231,19 @@ class TextStream:
         self._decoder = llm.tokenizer.stream(continues=continues)
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []
+        self._taken: list[int] = []
         self._logprobs: list[Logprob] = []
         self._completion: Completion | None = None
         self._sequence, self._inbox = llm.open_inbox(Request(tuple(prompt_ids), params))
+        # a stream that nobody iterates over must not run on; no lock is taken while garbage is collected
+        self._drop = weakref.finalize(self, llm.abandoned.append, self._sequence)
 
     @property
     def completion(self) -> Completion:
-        assert self._completion is not None, "the stream has not ended yet"
+        if self._completion is None:
+            raise UsageError(
+                "the stream has not ended yet", "Iterate over it to the end, or call complete() or close()."
+            )
         return self._completion
 
     @property
@@ -219,6 +256,10 @@ class TextStream:
         """The counts so far; None once the answer has ended and its receipt has them."""
         return self._llm.engine.live(self._sequence) if self._completion is None else None
 
+    def step(self) -> None:
+        """Compute one step without taking its token: a long prompt can be read so with its progress shown (`live`)."""
+        self._llm.step(self._sequence)
+
     def complete(self) -> Completion:
         for _ in self:
             pass
@@ -227,7 +268,7 @@ class TextStream:
     def close(self) -> None:
         """Cancel what has not come yet; the completion then holds what has."""
         if self._completion is None:
-            self._llm.engine.end(self._sequence, Finish.CANCELLED)
+            self._llm.end(self._sequence, Finish.CANCELLED)
             self._complete()
 
     def __enter__(self) -> Self:
@@ -245,27 +286,31 @@ class TextStream:
 
     def _advance(self) -> Iterator[Piece]:
         while not self._inbox and self._sequence.finish is None:
-            self._llm.step()
+            self._llm.step(self._sequence)
         while self._inbox and self._stops.matched is None:
             yield self._take(self._inbox.popleft())
-        if self._sequence.finish is not None:
+        if self._sequence.finish is not None and self._completion is None:  # it may have been closed at the yield
             held_back = self._complete()
+            if self._sequence.error is not None:
+                raise self._sequence.error
             if held_back:
                 yield Piece(held_back, ())
 
     def _take(self, sampled: Sampled) -> Piece:
         if sampled.logprob is not None:
             self._logprobs.append(Logprob(sampled.token_id, sampled.logprob, sampled.top_logprobs))
+        self._taken.append(sampled.token_id)
         text = self._stops.push(self._decoder.push(sampled.token_id))
         self._texts.append(text)
         if self._stops.matched is not None:
-            self._llm.engine.end(self._sequence, Finish.STOP)
+            self._llm.end(self._sequence, Finish.STOP)
         return Piece(text, (sampled.token_id,))
 
     def _complete(self) -> str:
         """Close the books; returns text that no piece has shown yet, as while a stop string might have followed."""
         sequence = self._sequence
         assert sequence.finish is not None
+        self._drop.detach()
         unseen: list[str] = []
         while self._inbox and self._stops.matched is None:  # computed by another stream's step, not taken yet
             unseen.append(self._take(self._inbox.popleft()).text)
@@ -277,7 +322,7 @@ class TextStream:
         receipt = self._llm.close_inbox(sequence)
         self._completion = Completion(
             text="".join(self._texts),
-            token_ids=tuple(sequence.token_ids[sequence.prompt_len :]),
+            token_ids=tuple(self._taken),  # up to the stop string, where another stream's steps have gone on past it
             prompt_token_ids=sequence.request.prompt_ids,
             logprobs=tuple(self._logprobs) if sequence.request.sampling.logprobs is not None else None,
             finish_reason=finish.value,
@@ -293,8 +338,21 @@ def sampling_params(**fields: Any) -> SamplingParams:
     if unknown := [name for name in fields if name not in known]:
         raise BadParameter(unknown[0], "is not a sampling parameter", "Known: " + ", ".join(known) + ".")
     stop = fields.pop("stop", None) or ()
+    if not isinstance(stop, str | list | tuple):
+        raise BadParameter("stop", f"must be a string or a list of strings, not {stop!r:.40}")
     fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **fields})
+
+
+def _is_whole(number: object, least: int, most: int) -> bool:
+    """Whether it is a whole number within bounds, or None."""
+    return number is None or (isinstance(number, int) and not isinstance(number, bool) and least <= number <= most)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, bytes | Mapping) or not hasattr(prompt, "__iter__"):
+        raise BadParameter("prompt", f"is {type(prompt).__name__}", "Give text, or a list of token ids.")
+    return [_token_id(token) for token in prompt]
 
 
 def _token_id(token: Any) -> int:

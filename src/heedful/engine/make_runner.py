@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 
+from heedful.cache.pages import PAGE_LEN
 from heedful.cost.formulas import KV_FORMATS
 from heedful.engine.runner import Runner
 from heedful.errors import BadParameter, CacheFull, UnsupportedModel
@@ -16,6 +17,8 @@ CACHE_MEMORY_SHARE = 0.6
 """Of the memory that is free once the weights are in, the most that the KV cache may grow to."""
 
 KV_CHOICES = {"native": tuple(native.KV_FORMATS), "torch": ("f32",)}
+
+_BUILD = "Install a C++ compiler, then heedful again."
 
 log = logging.getLogger("heedful")
 
@@ -66,11 +69,11 @@ def _chosen(kind: str) -> str:
         raise BadParameter("runner", f"{kind!r} is not known", _choices(("auto", *KV_CHOICES)))
     if kind in ("auto", "native") and native.is_built():
         return "native"
-    if kind == "native" or importlib.util.find_spec("torch") is None:
-        raise UnsupportedModel(
-            "the native kernels are not built here",
-            "Install a C++ compiler and install heedful again, or: pip install 'heedful[torch]'.",
-        )
+    if kind == "native":
+        raise UnsupportedModel("the native kernels are not built here", _BUILD)
+    if importlib.util.find_spec("torch") is None:
+        missing = "PyTorch is not installed" if kind == "torch" else "neither native kernels nor PyTorch are here"
+        raise UnsupportedModel(missing, "pip install 'heedful[torch]'" + (f", or: {_BUILD}" if kind == "auto" else "."))
     if kind == "auto":
         log.warning("heedful: the native kernels are not built here; running on PyTorch, which is slower")
     return "torch"
@@ -88,8 +91,8 @@ def _capacity_tokens(loaded: LoadedModel, kind: str, kv_format: str, context_len
     token_bytes = 2 * config.num_kv_heads * config.num_layers * KV_FORMATS[kv_format](config.head_dim)
     if not free_memory_bytes:
         return context_len
-    affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes
-    if affordable < 1:
+    affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes // PAGE_LEN * PAGE_LEN
+    if affordable < PAGE_LEN:
         raise CacheFull(
             f"{loaded.name}: weights take {weights_bytes / 1e9:.1f} GB, {free_memory_bytes / 1e9:.1f} GB are free",
             "Close other programs, or take a smaller model.",

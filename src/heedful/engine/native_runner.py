@@ -52,8 +52,6 @@ class NativeRunner:
         self.config = config
         self._panel_format = WEIGHTS_FORMATS[weights_format] if weights_format else None
         self.threads = threads
-        layout = _page_layout(kv_format, config.num_kv_heads, config.head_dim)
-        self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
         self._weights = _Unused(weights)
         self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))
         self._position_embed = (
@@ -63,8 +61,11 @@ class NativeRunner:
         )
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
         self._decoder = _new_decoder(config, threads, variant)
-        self.facts = self._build(layout)
+        self.facts = self._build()
         self._weights.require_none_left()
+        layout = _page_layout(kv_format, config.num_kv_heads, config.head_dim)
+        self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
+        self._hand_over_pages()
         forget_pages(weights.values())
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -101,22 +102,23 @@ class NativeRunner:
             self._logits = np.empty((rows, self.config.vocab_size), dtype=np.float32)
         return self._logits[:rows]
 
-    def _build(self, layout: PageLayout) -> RunnerFacts:
+    def _build(self) -> RunnerFacts:
         """Fill the layer table; returns what a step reads."""
         config, decoder = self.config, self._decoder
         ropes = _rope_tables(config)
         for rope in ropes:
             decoder.add_rope(*_rope_arrays(rope))
         linear_bytes = sum(self._build_layer(layer) for layer in range(config.num_layers))
-        for group, pool in enumerate(self.cache.pools):
-            for layer, pages in pool.buffers.items():
-                decoder.set_pages(
-                    layer, native.KV_FORMATS[layout.kv_format], pages, group, ropes.index(config.rope_of(layer))
-                )
         decoder.set_norm(0, "norm", *self._norm("norm", config.hidden_size))
         head = self._embed if config.tied_head else self._weights.take("head.weight", self._embed.shape)
         head_bytes = self._set_product(0, "head", [head], _NO_FLOATS)
         return RunnerFacts(linear_bytes, head_bytes)
+
+    def _hand_over_pages(self) -> None:
+        ropes, kv_format = _rope_tables(self.config), native.KV_FORMATS[self.cache.layout.kv_format]
+        for group, pool in enumerate(self.cache.pools):
+            for layer, pages in pool.buffers.items():
+                self._decoder.set_pages(layer, kv_format, pages, group, ropes.index(self.config.rope_of(layer)))
 
     def _build_layer(self, layer: int) -> int:
         """Returns the bytes of its matrices."""

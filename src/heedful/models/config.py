@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 from heedful.errors import UnsupportedModel
@@ -70,14 +71,25 @@ class ModelConfig:
     logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
-        if self.query_scale == 0.0:
-            object.__setattr__(self, "query_scale", self.head_dim**-0.5)
         for name in _SIZES:
             _size(name, getattr(self, name))
+        if self.query_scale == 0.0:
+            object.__setattr__(self, "query_scale", self.head_dim**-0.5)
+        for rope in (self.rope, self.rope_local):
+            if rope is not None and (rope.rotary_dim % 2 or not 0 < rope.rotary_dim <= self.head_dim):
+                raise UnsupportedModel(
+                    f"{rope.rotary_dim} rotary channels do not fit heads of {self.head_dim}", "The file is damaged."
+                )
+        numbers = (self.norm_eps, self.query_scale, self.embedding_scale, self.attention_softcap, self.logit_softcap)
+        if any(n is not None and not (isinstance(n, float) and isfinite(n) and n > 0) for n in numbers):
+            raise UnsupportedModel(f"norm eps, scales and caps are {numbers}", "They must be positive numbers.")
         if len(self.windows) != self.num_layers or any(w is not None and w < 1 for w in self.windows):
             raise UnsupportedModel(
                 f"windows {self.windows} do not fit {self.num_layers} layers", "The file is damaged."
             )
+        # a window as wide as the context hides nothing
+        seen = tuple(None if w is not None and w >= self.context_len else w for w in self.windows)
+        object.__setattr__(self, "windows", seen)
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModel(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly", "The file is damaged."
@@ -153,8 +165,8 @@ def _llama_like_from_hf(family: str, hf: Mapping[str, Any]) -> ModelConfig:
         tied_head=bool(hf.get("tie_word_embeddings", gemma)),
         embedding_scale=float(hf["hidden_size"]) ** 0.5 if gemma else 1.0,
         query_scale=float(hf["query_pre_attn_scalar"]) ** -0.5 if "query_pre_attn_scalar" in hf else 0.0,
-        attention_softcap=hf.get("attn_logit_softcapping"),
-        logit_softcap=hf.get("final_logit_softcapping"),
+        attention_softcap=_cap(hf.get("attn_logit_softcapping")),
+        logit_softcap=_cap(hf.get("final_logit_softcapping")),
     )
 
 
@@ -183,6 +195,10 @@ def _gpt2_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=True,
         tied_head=bool(hf.get("tie_word_embeddings", True)),
     )
+
+
+def _cap(value: Any) -> float | None:
+    return float(value) if value else None
 
 
 def _activation(name: str) -> str:
@@ -225,13 +241,18 @@ def _ropes_from_hf(hf: Mapping[str, Any], head_dim: int, gemma: bool) -> tuple[R
 def _rope_from_hf(p: Mapping[str, Any], hf: Mapping[str, Any], head_dim: int) -> Rope:
     kind = str(p.get("rope_type") or p.get("type") or "default")
     rotary_share = float(p.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0)
-    rope = Rope(rotary_dim=int(head_dim * rotary_share), theta=float(p["rope_theta"]), scaling=kind)
+    rope = Rope(rotary_dim=int(head_dim * rotary_share), theta=float(p["rope_theta"]))
     if kind == "default":
         return rope
     if kind not in ("linear", "llama3", "yarn"):
         raise UnsupportedModel(f"rope scaling {kind!r} is not known", "Known: default, linear, llama3, yarn.")
     original = p.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings")
-    rope = replace(rope, factor=float(p["factor"]), original_context_len=int(original or hf["max_position_embeddings"]))
+    rope = replace(
+        rope,
+        scaling=kind,
+        factor=float(p["factor"]),
+        original_context_len=int(original or hf["max_position_embeddings"]),
+    )
     if kind == "llama3":
         return replace(rope, low_freq_factor=float(p["low_freq_factor"]), high_freq_factor=float(p["high_freq_factor"]))
     if p.get("mscale") or p.get("mscale_all_dim"):
@@ -299,8 +320,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         embedding_scale=hidden**0.5 if gemma else 1.0,
         # the 27B model alone scales by hidden / heads; the format does not store it
         query_scale=(hidden / heads) ** -0.5 if gemma and layers == 62 else 0.0,
-        attention_softcap=get("attn_logit_softcapping", None),
-        logit_softcap=get("final_logit_softcapping", None),
+        attention_softcap=_cap(get("attn_logit_softcapping", None)),
+        logit_softcap=_cap(get("final_logit_softcapping", None)),
     )
 
 
@@ -323,5 +344,8 @@ def _rope_from_gguf(get: Any, head_dim: int) -> Rope:
     if kind not in ("linear", "yarn"):
         raise UnsupportedModel(f"rope scaling {kind!r} is not known in GGUF", "Known: none, linear, yarn.")
     return replace(
-        rope, scaling=kind, factor=factor, original_context_len=int(get("rope.scaling.original_context_length", 0))
+        rope,
+        scaling=kind,
+        factor=factor,
+        original_context_len=int(get("rope.scaling.original_context_length", 0)) or int(get("context_length")),
     )

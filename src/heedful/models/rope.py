@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
+
+from heedful.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ class Rope:
         if self.attention_factor is not None:
             return self.attention_factor
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def __post_init__(self) -> None:
+        divisors_ok = all(isfinite(d) and d > 0 for d in self.freq_divisors)
+        if not (isfinite(self.theta) and self.theta > 1 and isfinite(self.factor) and self.factor > 0 and divisors_ok):
+            raise UnsupportedModel(
+                f"rotary base {self.theta}, factor {self.factor} are impossible", "The file is damaged."
+            )
+        if self.scaling in ("llama3", "yarn") and self.original_context_len < 1:
+            raise UnsupportedModel(f"{self.scaling} lacks the original context length", "The file is incomplete.")
 
     def inv_freq(self) -> npt.NDArray[np.float64]:
         """Radians per position, (rotary_dim / 2,)."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.errors import BadParameter
+from heedful.errors import BadLogits, BadParameter
 from heedful.request import SamplingParams
 
 LOGIT_LIMIT = 1e30
@@ -91,7 +91,10 @@ class Sampler:
 
     def _choose(self, logits: Floats32) -> int:
         if self._params.temperature == 0:
-            return int(logits.argmax())
+            likeliest = int(logits.argmax())
+            if not np.isfinite(logits[likeliest]):
+                _peak(logits)  # says why nothing can be chosen
+            return likeliest
         ids, weights = _kept(logits, self._params)
         position = _draw(weights, self._random.random())
         return position if ids is None else int(ids[position])
@@ -175,9 +178,13 @@ def _subset(ids: Ids | None, kept: Ids) -> Ids:
 
 
 def _peak(logits: Floats32) -> np.float32:
-    """The largest logit. NaN, +inf, or -inf everywhere can only come from a bug of ours: it stops here."""
+    """The largest logit. Raises BadLogits for NaN, +inf, or -inf everywhere, from which nothing can be chosen."""
     peak = np.float32(logits.max())  # NaN wins a maximum, so this one pass finds it
-    assert np.isfinite(peak), f"the largest logit is {peak}, first at token {logits.argmax()} of {len(logits)}"
+    if not np.isfinite(peak):
+        raise BadLogits(
+            f"the model's largest logit is {peak}, first at token {logits.argmax()} of {len(logits):,}",
+            "Its weights are damaged or out of range; with --kv f16 try q8.",
+        )
     return peak
 
 

@@ -10,12 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from heedful.errors import TokenizerError
 from heedful.text.sentencepiece import ScoredBPE
-from heedful.text.vocabulary import Vocabulary, byte_level_bytes, end_ids, sentencepiece_bytes, text_bytes
+from heedful.text.vocabulary import (
+    Vocabulary,
+    byte_level_bytes,
+    end_ids,
+    is_template_mark,
+    sentencepiece_bytes,
+    text_bytes,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as ByteLevelBPE
@@ -121,21 +129,37 @@ class _Tokens:
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.metadata.get(f"tokenizer.ggml.{name}", default))
 
+    @property
+    def template(self) -> str | None:
+        template = self.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    @cached_property
+    def control(self) -> dict[str, int]:
+        """What plain text never becomes; user-defined tokens too that the chat template uses as marks."""
+        named = (self.id_at(name) for name in ("bos", "eos", "eot", "eom"))
+        marks = {t: i for t, i in self.of_type(USER_DEFINED).items() if is_template_mark(t, self.template)}
+        return (
+            self.of_type(CONTROL) | self.of_type(UNKNOWN) | {self.texts[i]: i for i in named if i is not None} | marks
+        )
+
+    @property
+    def user_defined(self) -> dict[str, int]:
+        """Texts that are one token wherever they stand."""
+        return {text: i for text, i in self.of_type(USER_DEFINED).items() if text not in self.control}
+
     def vocabulary(self, *, adds_bos: bool, **fields: Any) -> Vocabulary:
         bos_id, eos_id = self.id_at("bos"), self.id_at("eos")
         ends = (eos_id, self.id_at("eot"), self.id_at("eom"))
-        named = {self.texts[i]: i for i in (bos_id, *ends) if i is not None}
-        control = self.of_type(CONTROL) | self.of_type(UNKNOWN) | named
-        template = self.metadata.get("tokenizer.chat_template")
         return Vocabulary(
             size=len(self.texts),
-            control=control,
+            control=self.control,
             bos_id=bos_id,
             eos_id=eos_id,
-            eos_ids=end_ids(self.of_type(CONTROL), ends),
+            eos_ids=end_ids(self.control, ends),
             prefix_ids=_ids_if(self.flag("add_bos_token", adds_bos), bos_id),
             suffix_ids=_ids_if(self.flag("add_eos_token", False), eos_id),
-            template=template if isinstance(template, str) else None,
+            template=self.template,
             **fields,
         )
 
@@ -166,7 +190,7 @@ def _byte_level_bpe(tokens: _Tokens, pre: PreTokenizer) -> ByteLevelBPE:
 
     # Control tokens are left out, so that no text can become one. A byte without a token is dropped, as the models were
     # trained: SmolLM2 lacks eight, such as U+0004.
-    ids = tokens.ordinary | tokens.of_type(USER_DEFINED)
+    ids = tokens.ordinary | tokens.user_defined
     ids = {text: token_id for text, token_id in ids.items() if not _ESCAPED_BYTE.search(text)}
     merges = [_merge_pair(merge, ids) for merge in _array(tokens.metadata, "merges", str)]
     bpe = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
@@ -175,7 +199,7 @@ def _byte_level_bpe(tokens: _Tokens, pre: PreTokenizer) -> ByteLevelBPE:
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-    bpe.add_tokens([AddedToken(text, normalized=False) for text in tokens.of_type(USER_DEFINED) if text in ids])
+    bpe.add_tokens([AddedToken(text, normalized=False) for text in tokens.user_defined if text in ids])
     return bpe
 
 
@@ -192,7 +216,7 @@ def _sentencepiece_vocabulary(tokens: _Tokens) -> Vocabulary:
     byte_ids = _byte_ids(tokens)
     byte_of_id = {token_id: bytes([byte]) for byte, token_id in enumerate(byte_ids)}
     space_prefix = tokens.flag("add_space_prefix", True)
-    bpe = ScoredBPE(tokens.ordinary, scores, byte_ids, whole=tokens.of_type(USER_DEFINED), space_prefix=space_prefix)
+    bpe = ScoredBPE(tokens.ordinary, scores, byte_ids, whole=tokens.user_defined, space_prefix=space_prefix)
 
     def bytes_of(token_id: int) -> bytes:
         if token_id in byte_of_id:

@@ -10,10 +10,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from heedful.errors import TokenizerError
-from heedful.text.vocabulary import Vocabulary, byte_level_bytes, end_ids, sentencepiece_bytes, text_bytes
+from heedful.text.vocabulary import (
+    Vocabulary,
+    byte_level_bytes,
+    end_ids,
+    is_template_mark,
+    sentencepiece_bytes,
+    text_bytes,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,11 +29,33 @@ if TYPE_CHECKING:
 def json_vocabulary(path: Path) -> Vocabulary:
     """Vocabulary of the tokenizer.json at `path`. Raises TokenizerError."""
     engine = _load(path)
+    try:
+        return _vocabulary(path, engine)
+    except TokenizerError:
+        raise
+    except BaseException as error:  # a file that loads may still fail at the first text
+        raise_as_tokenizer_error(path, error)
+
+
+def raise_as_tokenizer_error(path: Path, error: BaseException) -> NoReturn:
+    """What the tokenizers package raises on a malformed file; everything that is not an error of its own goes on."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        raise TokenizerError(f"{path} is no tokenizer that can be used: {error}", "Fetch the file again.") from error
+    raise error
+
+
+def _vocabulary(path: Path, engine: tokenizers.Tokenizer) -> Vocabulary:
     settings = _Settings(path.parent)
     added = engine.get_added_tokens_decoder()
-    control = {token.content: token_id for token_id, token in added.items() if token.special}
     bos_id = _first(settings.token_id("bos", engine), *settings.model_ids("bos"))
     eos_id = _first(settings.token_id("eos", engine), *settings.model_ids("eos"))
+    template = settings.template()
+    named = {bos_id, eos_id, *settings.model_ids("eos")}
+    control = {
+        token.content: i
+        for i, token in added.items()
+        if token.special or i in named or is_template_mark(token.content, template)
+    }
     before, after = _wrapping_ids(engine)
     bytes_of, leading_space = _token_bytes(engine, {i: token.content for i, token in added.items()})
     return Vocabulary(
@@ -42,7 +71,7 @@ def json_vocabulary(path: Path) -> Vocabulary:
         leading_space=leading_space,
         strips_before=frozenset(i for i, token in added.items() if token.special and token.lstrip),
         strips_after=frozenset(i for i, token in added.items() if token.special and token.rstrip),
-        template=settings.template(),
+        template=template,
     )
 
 
@@ -50,14 +79,16 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer
 
     try:
+        if path.exists() and not path.is_file():
+            raise TokenizerError(f"{path} is not a regular file", "A model folder has a tokenizer.json.")
         content = path.read_bytes()
     except OSError as error:
         reason = f"{path} cannot be read: {error.strerror}"
         raise TokenizerError(reason, "A model folder has a tokenizer.json.") from error
     try:
         engine = Tokenizer.from_buffer(content)
-    except Exception as error:  # the package raises the bare class for every kind of malformed file
-        raise TokenizerError(f"{path} is no tokenizer that can be used: {error}", "Fetch the file again.") from error
+    except BaseException as error:  # the package raises the bare class, and panics that are no Exception at all
+        raise_as_tokenizer_error(path, error)
     # Settings of some training run; cutting and padding are the caller's.
     engine.no_truncation()
     engine.no_padding()

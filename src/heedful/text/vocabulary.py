@@ -59,6 +59,11 @@ def end_ids(control: Mapping[str, int], named: Iterable[int | None]) -> frozense
     return frozenset(token_id for token_id in (*named, *known) if token_id is not None)
 
 
+def is_template_mark(text: str, template: str | None) -> bool:
+    """Whether a token that the file does not call a control token serves as one: its chat template writes it."""
+    return template is not None and text.startswith("<") and text.endswith(">") and text in template
+
+
 def text_bytes(text: str) -> bytes:
     """Bytes of a token's text, in which U+DC80..U+DCFF are bytes that the file has outside of UTF-8."""
     return text.encode("utf-8", "surrogateescape")

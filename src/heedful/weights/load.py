@@ -6,6 +6,8 @@ The weights stay views of the mapped file in their stored format; a runner decid
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from heedful.text.tokenizer import Tokenizer
 from heedful.weights import names
 from heedful.weights.gguf_file import read_gguf
 from heedful.weights.safetensors_file import read_safetensors
+from heedful.weights.source_names import Alias, parse_source
 from heedful.weights.sources import resolve
 from heedful.weights.tensor import StoredTensor
 
@@ -36,20 +39,39 @@ def load(name: str, *, accept_licence: bool = False) -> LoadedModel:
     Raises SourceError when it cannot be had, FileFormatError when a file is damaged, UnsupportedModel when heedful
     does not run such a model.
     """
+    source = parse_source(name)
+    if isinstance(source, Alias) and source.kind == "encoder":
+        raise UnsupportedModel(
+            f"{name} is an encoder, which generates no text", f"See what it costs: heedful cost {name}"
+        )
     path = gguf_or_folder(resolve(name, accept_licence=accept_licence).path)
-    return _load_gguf(name, path) if path.is_file() else _load_folder(name, path)
+    with _strange_values_named(path):
+        return _load_gguf(name, path) if path.is_file() else _load_folder(name, path)
 
 
 def load_config(path: Path) -> ModelConfig:
     """The config alone, of a GGUF file or of a folder with config.json."""
     path = gguf_or_folder(path)
-    return _gguf_config(path)[0] if path.is_file() else config_from_hf(read_json(path / "config.json"))
+    with _strange_values_named(path):
+        return _gguf_config(path)[0] if path.is_file() else config_from_hf(read_json(path / "config.json"))
+
+
+@contextmanager
+def _strange_values_named(path: Path) -> Iterator[None]:
+    """A file may hold a list where a number belongs, or the wrong number; wherever that surfaces, the file is named."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(
+            f"{path} describes no model that can be built ({what:.200})", "Fetch it again."
+        ) from error
 
 
 def gguf_or_folder(path: Path) -> Path:
     """The GGUF file that `path` is or holds alone, else the folder of a Hugging Face checkpoint."""
     if path.is_file():
-        return path if path.suffix == ".gguf" else path.parent
+        return _gguf_or_parent(path)
     ggufs = sorted(path.glob("*.gguf"))
     if (path / "config.json").exists() or not ggufs:
         return path
@@ -58,7 +80,22 @@ def gguf_or_folder(path: Path) -> Path:
     return ggufs[0]
 
 
+def _gguf_or_parent(path: Path) -> Path:
+    if path.name == "config.json" or path.suffix == ".safetensors":
+        return path.parent
+    with path.open("rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    if not is_gguf and path.suffix != ".gguf":
+        raise SourceError(
+            f"{path} is neither a GGUF file nor part of a model folder",
+            "A folder has config.json, model.safetensors and tokenizer.json.",
+        )
+    return path
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise SourceError(f"{path} is not a regular file", "A model folder holds config.json beside its weights.")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -137,6 +137,8 @@ def _split_fused(weights: Weights, config: ModelConfig) -> None:
             for part, rows in parts:
                 weights[name.replace(fused, part)] = tensor.take_rows(slice(first, first + rows))
                 first += rows
+            if tensor.shape[:1] != (first,):
+                raise UnsupportedModel(f"{tensor.name} has shape {tensor.shape}, {first} rows are needed", "")
 
 
 def _unpermute_rotary(weights: Weights, config: ModelConfig) -> None:
@@ -144,6 +146,8 @@ def _unpermute_rotary(weights: Weights, config: ModelConfig) -> None:
     half = config.head_dim // 2
     for name, tensor in list(weights.items()):
         if name.endswith((".attn.q.weight", ".attn.k.weight")):
+            if len(tensor.shape) != 2 or tensor.shape[0] % config.head_dim or config.head_dim % 2:
+                raise UnsupportedModel(f"{tensor.name} has shape {tensor.shape}, heads {config.head_dim} channels", "")
             rows = np.arange(tensor.shape[0]).reshape(-1, half, 2).transpose(0, 2, 1).reshape(-1)
             weights[name] = tensor.take_rows(rows)
 

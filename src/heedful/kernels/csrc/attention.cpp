@@ -144,13 +144,16 @@ void store_q8(uint8_t* head, int dim, int slot, const float* key, const float* v
     std::memcpy(side + scale_at, &scale, sizeof scale);
 }
 
+// Within the range of half floats: a key beyond it must not become infinite, and the softmax NaN.
+float saturated(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
+
 void store_f16(uint8_t* head, int dim, int slot, const float* key, const float* value) {
     const int channels = padded(dim);
     uint16_t* keys = reinterpret_cast<uint16_t*>(head) + slot / kLanes * kLanes * channels + slot % kLanes;
     uint16_t* values = reinterpret_cast<uint16_t*>(head + side_bytes<F16>(channels)) + slot * channels;
     for (int c = 0; c < channels; ++c) {
-        keys[c * kLanes] = c < dim ? to_half(key[c]) : 0;
-        values[c] = c < dim ? to_half(value[c]) : 0;
+        keys[c * kLanes] = c < dim ? to_half(saturated(key[c])) : 0;
+        values[c] = c < dim ? to_half(saturated(value[c])) : 0;
     }
 }
 

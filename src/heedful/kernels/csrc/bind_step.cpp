@@ -68,6 +68,7 @@ public:
         require(pages.ndim() == 2, "pages are (num_pages, page_bytes)");
         require(rope < static_cast<int>(decoder_.ropes.size()), "no such rope table");
         const DecoderConfig& c = decoder_.config;
+        require(2 * decoder_.ropes[rope].inv_freq.size() <= static_cast<size_t>(c.head_dim), "rope turns more than a head");
         Layer& slot = decoder_.layers.at(layer);
         slot.pages = {static_cast<KvFormat>(kv_format), c.kv_heads, c.head_dim, pages.data(), pages.shape(1)};
         slot.group = group;
