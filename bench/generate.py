@@ -41,7 +41,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def _first_token_seconds(model: str) -> float:
+def _first_token_seconds(model: str, runner: str) -> float:
     """Whole `heedful generate` process, one token, warm: the second of two runs."""
     command = [
         sys.executable,
@@ -50,9 +50,11 @@ def _first_token_seconds(model: str) -> float:
         "generate",
         "-m",
         model,
+        "--runner",
+        runner,
         "--max-tokens",
         "1",
-        "The capital of France is",
+        "Once",
     ]
     seconds = []
     for _ in range(2):

@@ -3,8 +3,8 @@
     python bench/versus_peers.py MODEL.gguf --llama PYTHON --ik PYTHON [--fill 64 512 2048 7000] [--kv q8] [--rounds 2]
 
 PYTHON are interpreters with llama-cpp-python and ik-llama-cpp-python installed (each peer script says how). A round
-runs heedful, then each peer with flash attention on and off, per context; a peer's figure is its best over all rounds
-and both settings, heedful's is its median: the ratio flatters the peer. A table, then a JSON line.
+runs heedful, then each peer with flash attention on and off, per context. A figure is the median over the rounds; a
+peer's is the better of its two settings' medians. A table, then a JSON line.
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ def _row(fill: int, runs: dict[tuple[str, int], list[dict[str, Any]]], peers: li
     row: dict[str, Any] = {"context": fill}
     for what in ("prefill_tok_s", "decode_tok_s"):
         own = statistics.median(case[what] for case in runs["heedful", fill])
-        best = {peer: max(case[what] for case in runs[peer, fill]) for peer in peers if runs[peer, fill]}
+        best = {peer: _better_setting(runs[peer, fill], what) for peer in peers if runs[peer, fill]}
         row[what] = {"heedful": round(own, 1), **best, "ratio": round(own / max(best.values()), 2) if best else None}
     return row
+
+
+def _better_setting(cases: list[dict[str, Any]], what: str) -> float:
+    return max(
+        statistics.median(c[what] for c in cases if c["flash"] == flash) for flash in {c["flash"] for c in cases}
+    )
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
