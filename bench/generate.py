@@ -59,7 +59,7 @@ def _first_token_seconds(model: str, runner: str) -> float:
     seconds = []
     for _ in range(2):
         began = perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run([*command, "--max-tokens", "1", "Once"], check=True, capture_output=True)
         seconds.append(perf_counter() - began)
     return round(seconds[-1], 2)
 

@@ -173,7 +173,7 @@ def test_token_text_that_is_no_utf8_is_kept_as_bytes() -> None:
 def test_marks_of_the_template_are_control_even_if_the_file_calls_them_user_defined(smollm2_path: Path) -> None:
     """Some fine-tunes ship their ChatML marks as user-defined tokens: typed by a user they stay text all the same."""
     metadata = dict(read_gguf(smollm2_path).metadata)
-    types = list(metadata["tokenizer.ggml.token_type"])
+    types = [int(t) for t in metadata["tokenizer.ggml.token_type"]]
     types[1] = types[2] = 4  # <|im_start|>, <|im_end|>
     tokenizer = Tokenizer.from_gguf({**metadata, "tokenizer.ggml.token_type": types})
     plain = Tokenizer.from_gguf(metadata)
