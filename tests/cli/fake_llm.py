@@ -5,6 +5,8 @@ A token is a word of a message, or a piece of a scripted answer; a message costs
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -132,6 +134,8 @@ class ScriptedLLM(LLM):
         self.asked: list[tuple[list[tuple[str, str]], dict[str, Any]]] = []
         """Messages as (role, content), and the sampling, of every request."""
         self._inboxes = {}
+        self._lock = threading.RLock()
+        self.abandoned = deque()
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], *, truncate: bool = False, **sampling: Any

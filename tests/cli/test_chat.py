@@ -243,7 +243,7 @@ def test_dropped_turns_are_announced_with_the_numbers() -> None:
 def test_a_message_that_can_never_fit_is_refused_and_the_chat_goes_on() -> None:
     table = Table(ScriptedLLM([["a"]], context_len=40), sampling={"max_tokens": 10})
     shown = table.type("word " * 60, "short")
-    assert "have 62 tokens; of the context of 40, 10 are kept for the answer" in shown
+    assert "the last message alone has 62 tokens; the context of 40 leaves 30 for it" in shown
     assert table.said == [("user", "short"), ("assistant", "a")]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from heedful.cli.history import ChatMessage, History, StoredChat
 from heedful.cost.energy import Energy
 from heedful.cost.ledger import Ledger
+from heedful.cost.quality import Quality
 from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.errors import ContextOverflow, HistoryError, UsageError
 
@@ -170,6 +171,7 @@ def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
         "flops": Flops(**fields["flops"]),
         "seconds": Seconds(**fields["seconds"]),
         "energy": Energy(**fields["energy"]),
+        "quality": Quality(**fields["quality"]) if fields.get("quality") else None,
     }
     derived = {"tokens_per_second"}
     return Receipt(**{**{name: value for name, value in fields.items() if name not in derived}, **parts})

@@ -12,6 +12,7 @@ from time import perf_counter
 from heedful.cost import visits
 from heedful.cost.energy import Energy
 from heedful.cost.formulas import KV_FORMATS
+from heedful.cost.quality import Quality
 from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.models.config import ModelConfig
 from heedful.request import Batch, Chunk, Sequence
@@ -71,7 +72,7 @@ class Meter:
         self.joules_high += energy.high * share
         self.energy_source = energy.source
 
-    def receipt(self, model: str, config: ModelConfig, kv_format: str) -> Receipt:
+    def receipt(self, model: str, config: ModelConfig, kv_format: str, quality: Quality | None = None) -> Receipt:
         total = self.prefill_visits + self.decode_visits
         row_bytes = KV_FORMATS[kv_format](config.head_dim)
         return Receipt(
@@ -101,6 +102,7 @@ class Meter:
             ),
             seconds=self._seconds(),
             energy=Energy(self.joules, self.joules_low, self.joules_high, self.energy_source),
+            quality=quality,
         )
 
     def _seconds(self) -> Seconds:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heedful.cost.energy import Energy
+from heedful.cost.quality import Quality
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ class Receipt:
     flops: Flops
     seconds: Seconds
     energy: Energy
-    quality: None = None
-    """Measured quality of a policy that changes the output; the policies here change none."""
+    quality: Quality | None = None
+    """What was measured of settings that change the output; None where nothing was, or nothing changes."""
 
     @property
     def tokens_per_second(self) -> dict[str, float | None]:
-        """Prefill: prompt tokens that were computed; decode: tokens after the first."""
-        computed = self.prompt_tokens - self.cached_tokens
+        """Prefill: prompt tokens that were computed, once all were; decode: tokens after the first."""
+        computed = self.prompt_tokens - self.cached_tokens if self.output_tokens else 0
         return {
             "prefill": _rate(computed, self.seconds.prefill),
             "decode": _rate(self.output_tokens - 1, self.seconds.decode),

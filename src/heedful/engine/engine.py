@@ -18,6 +18,7 @@ import numpy.typing as npt
 from heedful.cost.energy import EnergyMeter
 from heedful.cost.formulas import KV_FORMATS
 from heedful.cost.meter import Meter, weight_shares
+from heedful.cost.quality import measured_quality
 from heedful.cost.receipt import Receipt
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import Scheduler
@@ -140,7 +141,8 @@ class Engine:
         """The cost of a finished sequence; the engine forgets it, so ask once."""
         assert sequence.finish is not None, "the sequence is still running"
         kv_format = self.runner.cache.layout.kv_format
-        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, kv_format)
+        quality = measured_quality(self.model_name, kv_format)
+        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, kv_format, quality)
 
     def _count(self, batch: Batch, busy_core_seconds: float) -> None:
         config, cache = self.runner.config, self.runner.cache

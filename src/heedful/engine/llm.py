@@ -121,8 +121,9 @@ class LLM:
     def generate(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> Completion:
         """Continue `prompt` (text, or token ids). Control-token text in it is plain text.
 
-        **sampling: the fields of SamplingParams (max_tokens is 256 unless given). truncate: keep the newest tokens
-        of a prompt that does not fit. Raises UsageError subclasses for requests that cannot be carried out.
+        **sampling: the fields of SamplingParams (max_tokens is 256 unless given). truncate: keep the newest tokens of
+        a prompt that does not fit beside the answer, at least half of the context. Raises UsageError subclasses for
+        requests that cannot be carried out.
         """
         return self.stream(prompt, truncate=truncate, **sampling).complete()
 
@@ -137,15 +138,14 @@ class LLM:
         """Like generate(), piece by piece: iterate over it, then read `.completion`. Closing it early cancels."""
         params = sampling_params(**sampling)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        kept = self._newest(ids, self._prompt_room(params)) if truncate and len(ids) > self.context_len else ids
+        kept = self._newest(ids, self._prompt_room(params)) if truncate else ids
         return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=True)
 
     def stream_chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> TextStream:
         """Like chat(), piece by piece."""
         params = sampling_params(**sampling)
         ids = self.encode_chat(messages)
-        cut = truncate and len(ids) > self.context_len
-        kept = self._fit(list(messages), self._prompt_room(params)) if cut else ids
+        kept = self._fit(list(messages), self._prompt_room(params)) if truncate else ids
         return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=False)
 
     def encode_chat(self, messages: ListLike[Message]) -> list[int]:
