@@ -188,8 +188,8 @@ def test_an_alias_wins_over_a_folder_of_its_name(tmp_path: Path, monkeypatch: py
 @given(st.text(alphabet="ab./\\:\0 -", max_size=12))
 def test_safe_paths_stay_below_their_folder(path: str) -> None:
     if is_safe_relative_path(path):
-        assert Path("/root/folder", path).resolve().is_relative_to("/root/folder")
-        assert Path("/root/folder", path).resolve() != Path("/root/folder")
+        assert Path("/some/folder", path).resolve().is_relative_to("/some/folder")
+        assert Path("/some/folder", path).resolve() != Path("/some/folder")
 
 
 @given(st.text(alphabet="ab1-_.@ \n\u00f6[];<~", max_size=6), st.text(alphabet="a1.-_!+rc=,*; \n", max_size=8))

@@ -7,7 +7,6 @@ activations rounded to 8 bits. Keys and values lie in pages as 8-bit rows ("q8")
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -16,12 +15,11 @@ import numpy.typing as npt
 
 from heedful.cache.pages import KVCache, PageLayout
 from heedful.cost.meter import RunnerFacts
-from heedful.errors import UnsupportedModel
 from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
 from heedful.request import Batch
-from heedful.weights.names import Weights
+from heedful.weights.names import Weights, WeightsToPlace
 from heedful.weights.quantize import dequantize
 from heedful.weights.tensor import StoredTensor, forget_pages
 
@@ -52,7 +50,7 @@ class NativeRunner:
         self.config = config
         self._panel_format = WEIGHTS_FORMATS[weights_format] if weights_format else None
         self.threads = threads
-        self._weights = _Unused(weights)
+        self._weights = WeightsToPlace(weights)
         self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))
         self._position_embed = (
             self._weights.take("position_embed.weight", (config.context_len, config.hidden_size)).to_float32()
@@ -173,30 +171,6 @@ class NativeRunner:
         packed = [_pack(part, self._panel_format, self.threads) for part in parts]
         self._decoder.set_product(layer, name, packed, bias)
         return sum(panels.nbytes for *_, panels in packed)
-
-
-class _Unused:
-    """Weights that are still to be used; every one must be, and must have the shape that the config implies."""
-
-    def __init__(self, weights: Mapping[str, StoredTensor]) -> None:
-        self._left = dict(weights)
-
-    def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        if name not in self._left:
-            raise UnsupportedModel(f"the file has no weight for {name}", "It is incomplete, or another architecture.")
-        stored = self._left.pop(name)
-        if stored.shape != shape:
-            raise UnsupportedModel(
-                f"{stored.name} has shape {stored.shape}, {shape} is needed for {name}",
-                "Config and weights do not belong together.",
-            )
-        return stored
-
-    def require_none_left(self) -> None:
-        if self._left:
-            raise UnsupportedModel(
-                f"nothing uses the weights {', '.join(list(self._left)[:5])}", "It is another architecture."
-            )
 
 
 def _page_layout(kv_format: str, kv_heads: int, head_dim: int) -> PageLayout:

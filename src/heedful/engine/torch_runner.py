@@ -12,12 +12,11 @@ from torch import Tensor
 
 from heedful.cache.pages import KVCache, plain_layout, slots
 from heedful.cost.meter import RunnerFacts
-from heedful.errors import UnsupportedModel
 from heedful.kernels.attention import attention, causal_bias
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
 from heedful.request import Batch, Chunk, KeySpan
-from heedful.weights.names import Weights
+from heedful.weights.names import Weights, WeightsToPlace
 
 
 class TorchRunner:
@@ -116,17 +115,8 @@ def build_decoder(config: ModelConfig, weights: Weights) -> Decoder:
     decoder = decoder.to_empty(device="cpu").requires_grad_(False).eval()
     if config.tied_head:  # to_empty has parted them
         decoder.head.weight = decoder.embed.weight
-    unused = dict(weights)
+    to_place = WeightsToPlace(weights)
     for name, slot in decoder.weight_slots():
-        if name not in unused:
-            raise UnsupportedModel(f"the file has no weight for {name}", "It is incomplete, or another architecture.")
-        stored = unused.pop(name)
-        if stored.shape != tuple(slot.shape):
-            raise UnsupportedModel(
-                f"{stored.name} has shape {stored.shape}, {tuple(slot.shape)} is needed for {name}",
-                "Config and weights do not belong together.",
-            )
-        stored.to_float32(out=slot.numpy())
-    if unused:
-        raise UnsupportedModel(f"nothing uses the weights {', '.join(list(unused)[:5])}", "It is another architecture.")
+        to_place.take(name, tuple(slot.shape)).to_float32(out=slot.numpy())
+    to_place.require_none_left()
     return decoder

@@ -160,3 +160,27 @@ def _dense(tensor: StoredTensor, values: Floats) -> StoredTensor:
     """The same tensor with other values, held in memory as float32."""
     rows, columns = fold(values.shape)
     return StoredTensor(tensor.name, "F32", values.shape, values.view(np.uint8).reshape(rows, 4 * columns))
+
+
+class WeightsToPlace:
+    """Weights that are still to be used; every one must be, and must have the shape that the config implies."""
+
+    def __init__(self, weights: Mapping[str, StoredTensor]) -> None:
+        self._left = dict(weights)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        if name not in self._left:
+            raise UnsupportedModel(f"the file has no weight for {name}", "It is incomplete, or another architecture.")
+        stored = self._left.pop(name)
+        if stored.shape != shape:
+            raise UnsupportedModel(
+                f"{stored.name} has shape {stored.shape}, {shape} is needed for {name}",
+                "Config and weights do not belong together.",
+            )
+        return stored
+
+    def require_none_left(self) -> None:
+        if self._left:
+            raise UnsupportedModel(
+                f"nothing uses the weights {', '.join(list(self._left)[:5])}", "It is another architecture."
+            )
