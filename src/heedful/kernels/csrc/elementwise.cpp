@@ -1,7 +1,7 @@
 // Norms, rotary positions, activations: everything between the matrix products that is not attention.
 //
 // Sums run over eight explicit lanes, which the compiler turns into vectors; the order of additions is the same in every
-// variant. Activations of a 512-token chunk of SmolLM2: 92 ms with scalar exponentials, 7 in lanes (two threads).
+// variant. Activations of a 512-token chunk of SmolLM2 took 92 of 476 ms with scalar exponentials; hardly any in lanes.
 
 #include "lanes.h"
 #include "ops.h"
