@@ -1,6 +1,6 @@
 """The scanner against what the words of its contract say, tried position by position."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from heedful.text.literals import LiteralScanner
@@ -30,6 +30,7 @@ def test_split_takes_the_leftmost_and_then_the_longest_literal(literals: set[str
 
 
 @given(LITERALS, TEXTS)
+@example({"|b", "|b<"}, "|b")
 def test_everything_is_found_everywhere(literals: set[str], text: str) -> None:
     scanner = LiteralScanner(literals)
     assert list(scanner.starts(text)) == [i for i in range(len(text)) if longest_at(literals, text, i)]

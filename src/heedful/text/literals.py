@@ -52,7 +52,8 @@ class LiteralScanner:
         """Ends of the literals at `start`, longest first."""
         for key in dict.fromkeys((text[start : start + 2], text[start : start + 1])):
             for length in self._lengths.get(key, ()):
-                if text[start : start + length] in self._literals:
+                # a slice over the text's end is shorter than asked for, and may be another literal
+                if start + length <= len(text) and text[start : start + length] in self._literals:
                     yield start + length
 
     def open_tail(self, text: str) -> int:
