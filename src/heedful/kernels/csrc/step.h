@@ -47,7 +47,6 @@ struct DecoderConfig {
     Activation activation = Activation::silu;
     bool gated_mlp = true;
     float query_scale = 1.0f, attention_softcap = 0.0f, logit_softcap = 0.0f;
-    int max_tokens = 512;  // the most tokens of one step
 };
 
 // What one step computes. Tokens of the chunks lie one after another.
