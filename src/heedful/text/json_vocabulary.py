@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,10 @@ from heedful.text.vocabulary import (
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+MOST_GROWTH = 64
+"""Real files replace a space by one character, or a quotation mark by another."""
 
 
 def json_vocabulary(path: Path) -> Vocabulary:
@@ -44,6 +49,29 @@ def raise_as_tokenizer_error(path: Path, error: BaseException) -> NoReturn:
     raise error
 
 
+def _refuse_explosive_rules(path: Path, content: bytes) -> None:
+    """Replace rules that follow one another multiply a text's length; a handful can ask for all memory."""
+    if b'"Replace"' not in content:
+        return
+    try:
+        rules = list(_replace_rules(json.loads(content).get("normalizer")))
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise TokenizerError(f"{path} is no tokenizer that can be used: {error}", "Fetch the file again.") from error
+    growth = prod(max(1, len(rule["content"])) for rule in rules)
+    if growth > MOST_GROWTH:
+        raise TokenizerError(
+            f"{path}: its Replace rules can make a text {growth:,} times as long", "Take another file."
+        )
+
+
+def _replace_rules(normalizer: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(normalizer, dict):
+        if normalizer.get("type") == "Replace" and isinstance(normalizer.get("content"), str):
+            yield normalizer
+        for inner in normalizer.get("normalizers") or ():
+            yield from _replace_rules(inner)
+
+
 def _vocabulary(path: Path, engine: tokenizers.Tokenizer) -> Vocabulary:
     settings = _Settings(path.parent)
     added = engine.get_added_tokens_decoder()
@@ -60,7 +88,7 @@ def _vocabulary(path: Path, engine: tokenizers.Tokenizer) -> Vocabulary:
     bytes_of, leading_space = _token_bytes(engine, {i: token.content for i, token in added.items()})
     return Vocabulary(
         size=max(engine.get_vocab_size(), max(added, default=-1) + 1),
-        encode_plain=_plain_encoder(engine, frozenset(control.values())),
+        encode_plain=_plain_encoder(path, engine, frozenset(control.values())),
         bytes_of=bytes_of,
         control=control,
         bos_id=bos_id,
@@ -85,6 +113,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     except OSError as error:
         reason = f"{path} cannot be read: {error.strerror}"
         raise TokenizerError(reason, "A model folder has a tokenizer.json.") from error
+    _refuse_explosive_rules(path, content)
     try:
         engine = Tokenizer.from_buffer(content)
     except BaseException as error:  # the package raises the bare class, and panics that are no Exception at all
@@ -165,12 +194,17 @@ def _wrapping_ids(engine: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[
     raise TokenizerError(f"the post-processor turns {plain} into {wrapped}, which does not hold it", "")
 
 
-def _plain_encoder(engine: tokenizers.Tokenizer, control_ids: frozenset[int]) -> Callable[[str, bool], list[int]]:
+def _plain_encoder(
+    path: Path, engine: tokenizers.Tokenizer, control_ids: frozenset[int]
+) -> Callable[[str, bool], list[int]]:
     inner = cache(lambda: _without_first_space(engine))  # made when a chat first needs it: it costs another load
     unknown_ids = {token.id for token in engine.model.tokenize("\U000f1234")}
 
     def encode(text: str, at_start: bool) -> list[int]:
-        ids = (engine if at_start else inner()).encode(text, add_special_tokens=False).ids
+        try:
+            ids = (engine if at_start else inner()).encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # a rule of the file that gives up on this text
+            raise_as_tokenizer_error(path, error)
         return [part for token_id in ids for part in disarmed(token_id)]
 
     def disarmed(token_id: int) -> Iterator[int]:
