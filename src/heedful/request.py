@@ -6,10 +6,11 @@ Plain dataclasses of ints and strings; no tensors, no text decoding, no policy d
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 from heedful.errors import BadParameter
 
@@ -92,13 +93,69 @@ def _check(name: str, ok: bool, requirement: str) -> None:
 DEFAULT_KV_FORMAT = "q8"
 """What the native kernels hold keys and values in unless asked otherwise: 8-bit rows."""
 
+KV_ROW_BYTES: dict[str, Callable[[int], int]] = {
+    "f32": lambda head_dim: 4 * head_dim,
+    "f16": lambda head_dim: 2 * head_dim,
+    "q8": lambda head_dim: head_dim + 4,  # int8 numbers and one float32 scale a row
+    "q4": lambda head_dim: 18 * -(-head_dim // 32),  # blocks of 32: 16 bytes of nibbles and a float16 scale
+}
+"""Number format of KV rows → bytes of one row of head_dim numbers."""
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """What a page holds: the number formats of its keys and of its values, and whether both lie rotated."""
+
+    keys: str
+    values: str
+    rotated: bool = False
+    """By a normalised Hadamard matrix, after positions: it spreads a row's outliers over all channels, so fewer bits
+    do, and leaves every product of a query and a key as it was (llama.cpp PR #21038; docs/policies.md)."""
+
+    @property
+    def name(self) -> str:
+        """As it is written after --kv."""
+        return self.keys if self.keys == self.values else f"k={self.keys},v={self.values}"
+
+    @staticmethod
+    def parse(text: str) -> KVFormat:
+        """ "q8", or "k=q8,v=q4" in either order, not rotated. Raises BadParameter."""
+        parts = dict(part.split("=", 1) for part in text.split(",")) if "=" in text else {"k": text, "v": text}
+        ok = set(parts) == {"k", "v"} and all(number in KV_ROW_BYTES for number in parts.values())
+        _check("kv", ok, f"{text!r:.40} is not a format: one of {', '.join(KV_ROW_BYTES)}, or k=…,v=… with two of them")
+        return KVFormat(parts["k"], parts["v"])
+
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """The cache and attention settings of a request."""
+    """The cache and attention settings of a request. The default changes nothing but the runner's own number format."""
 
     kv_format: str | None = None
-    """Number format of the KV rows held in pages (`heedful.cost.formulas.KV_FORMATS`); None: the runner's own."""
+    """Of the KV rows held in pages, as `KVFormat.parse` reads it; None: the runner's own."""
+    precise: int | None = None
+    """With 4-bit rows: the newest tokens that stay 8-bit, and with them the first page; 0: none, None: 128."""
+    window: int | None = None
+    """No layer looks further back than so many tokens, itself included; layers with a narrower window keep theirs."""
+    sinks: int = 0
+    """With `window`: the first tokens, which the layers that it narrows see nevertheless, at positions as if the tokens
+    between had never been there (StreamingLLM, arXiv:2309.17453)."""
+    budget: int | None = None
+    """Decoding, layers without a window: a query reads the pages that promise most, so many tokens a KV head."""
+    sparse_prefill: bool = False
+    """Prompt tokens see the first 128 and the newest 1,920 tokens, the last 100 of them everything."""
+
+    def __post_init__(self) -> None:
+        for name, may_be_none in (("precise", True), ("window", True), ("sinks", False), ("budget", True)):
+            _check_number(name, getattr(self, name), Integral, "a whole number", may_be_none=may_be_none)
+        if self.kv_format is not None:
+            KVFormat.parse(self.kv_format)
+        _check("precise", self.precise is None or self.precise >= 0, "must be 0 or more")
+        _check("window", self.window is None or self.window >= 1, "must be at least 1")
+        _check("sinks", self.sinks >= 0, "must be 0 or more")
+        _check("sinks", self.sinks == 0 or self.window is not None, "need a window")
+        _check("budget", self.budget is None or self.budget >= 256, "must be at least 256 tokens")
+        _check("budget", self.budget is None or self.window is None, "and window exclude each other")
+        _check("prefill", not (self.sparse_prefill and self.window), "sparse and window exclude each other")
 
 
 @dataclass(frozen=True)
@@ -118,7 +175,11 @@ class Sequence:
     token_ids: list[int]
     cached_len: int = 0
     page_tables: list[list[int]] = field(default_factory=list)
-    """One a layer group: page id by page index of the sequence; pages behind a window are FREED (-1)."""
+    """One a layer group: page by page index of the sequence; pages behind a window are FREED (-1)."""
+    held_bytes: int = 0
+    """Of the pages in its tables."""
+    selected: Any = None
+    """int32 (layers, K, pages): what a page selection last chose; see Selection."""
     finish: Finish | None = None
     error: Exception | None = None
     """What ended it, with Finish.ERROR; its stream raises it."""
@@ -133,8 +194,35 @@ class Sequence:
 
 
 @dataclass(frozen=True)
+class FormatRun:
+    """Positions [begin, end) of a sequence whose pages have one format."""
+
+    format: KVFormat
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Which pages the one query of a span reads: those that promise most, for each KV head its own.
+
+    The kernel chooses when `renew` is set, and keeps its choice in `chosen`; either way it reads exactly `num_pages`.
+    """
+
+    num_pages: int
+    """Of each KV head, the first page, the newest `local_pages` and the page of the query itself among them."""
+    local_pages: int
+    dense_layers: int
+    """Layers below this one (by number in the model) read everything."""
+    renew: bool
+    chosen: Any
+    """int32 (layers of the model, K, num_pages): pages by index in the sequence, ascending; kept from step to step."""
+
+
+@dataclass(frozen=True, eq=False)
 class KeySpan:
-    """What attention does for one chunk in one layer group: queries at [start, end) read keys at [first_key, end).
+    """What attention does for one chunk in one layer group: queries at [start, end) read the keys at [first_key, end),
+    as far as each query's window goes, and the first `sinks` keys.
 
     Kernels execute it and cost/ counts from it, so the counts are of the work that was done.
     """
@@ -142,13 +230,30 @@ class KeySpan:
     layers: tuple[int, ...]
     window: int | None
     first_key: int
-    """Position of the oldest key that any query of the chunk attends to."""
+    """Position of the oldest key, sinks aside, that any query of the chunk attends to; at least `sinks`."""
     start: int
     end: int
     pages: tuple[int, ...]
-    """Page ids holding positions first_page·page_len onwards, up to `end`."""
+    """Pages holding positions first_page·page_len onwards, up to `end`."""
     first_page: int
     """Index in the sequence of pages[0]."""
+    formats: tuple[FormatRun, ...]
+    """Of the pages, as they are when the queries run; ascending, without gaps, from 0 to at least `end`."""
+    sinks: int = 0
+    sink_pages: tuple[int, ...] = ()
+    """Pages holding positions [0, sinks)."""
+    sink_distance: int | None = None
+    """Queries beyond this position are rotated as if they stood there when they meet the sinks; None: as they stand."""
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True)
+class PageMove:
+    """Before a step: rewrite the rows of a full page into a page of another format."""
+
+    group: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +265,8 @@ class Chunk:
     end: int
     spans: tuple[KeySpan, ...]
     """One a layer group."""
+    moves: tuple[PageMove, ...] = ()
+    """To be done before anything of the batch is stored."""
 
     @property
     def token_ids(self) -> list[int]:

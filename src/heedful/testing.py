@@ -14,11 +14,29 @@ from typing import Any
 
 import numpy as np
 
+from heedful.cache.pages import KVCache, plain_layout
+from heedful.request import KV_ROW_BYTES, KVFormat
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def plain_cache(
+    windows: tuple[int | None, ...], kv_heads: int, head_dim: int, *, capacity_tokens: int, default: str = "f32"
+) -> KVCache:
+    """A cache for a fake runner: every number format, rows one after another."""
+    return KVCache(
+        windows,
+        kv_heads,
+        head_dim,
+        lambda form: plain_layout(form, kv_heads, head_dim),
+        default=KVFormat.parse(default),
+        numbers=tuple(KV_ROW_BYTES),
+        capacity_tokens=capacity_tokens,
+    )
 
 
 def make_tiny_model(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heedful.cache.pages import KVCache, plain_layout
 from heedful.cost.ledger import Ledger
 from heedful.cost.meter import RunnerFacts
 from heedful.engine.engine import Engine
@@ -22,6 +21,7 @@ from heedful.engine.llm import LLM, TextStream
 from heedful.errors import TemplateError
 from heedful.models.config import ModelConfig
 from heedful.request import Batch
+from heedful.testing import plain_cache
 
 HEADS, LAYERS, KV_HEADS, HEAD_DIM = 2, 3, 1, 4
 END = 0
@@ -101,7 +101,7 @@ class ScriptedRunner:
         self.config = CONFIG
         self.threads = 1
         self.facts = RunnerFacts(linear_bytes=1000, head_bytes=100)
-        self.cache = KVCache(CONFIG.windows, plain_layout(KV_HEADS, HEAD_DIM), capacity_tokens=capacity_tokens)
+        self.cache = plain_cache(CONFIG.windows, KV_HEADS, HEAD_DIM, capacity_tokens=capacity_tokens)
         self.on_step: Callable[[Batch], None] = lambda batch: None
         self._answers = map(iter, answers)
         self._speaking: dict[int, Any] = {}

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.cache.pages import KVCache, plain_layout
 from heedful.cost import visits
 from heedful.cost.formulas import (
     KV_FORMATS,
@@ -24,6 +23,7 @@ from heedful.cost.formulas import (
 )
 from heedful.models.config import config_from_hf
 from heedful.request import KeySpan, Request, Sequence
+from heedful.testing import plain_cache
 
 windows = st.none() | st.integers(1, 20)
 layer_windows = st.lists(windows, min_size=1, max_size=4)
@@ -112,7 +112,7 @@ def test_paper_agrees_with_the_plan_of_a_real_cache(
     layers: list[int | None], prompt: int, output: int, chunk: int
 ) -> None:
     """A request planned step by step, as the engine does: prompt in chunks, then all output tokens but the last."""
-    cache = KVCache(tuple(layers), plain_layout(2, 8), capacity_tokens=64)
+    cache = plain_cache(tuple(layers), 2, 8, capacity_tokens=64)
     sequence = Sequence(Request(prompt_ids=(1,) * prompt), [1] * (prompt + output - 1))
     spans: list[KeySpan] = []
     decode_rows = 0
@@ -121,12 +121,12 @@ def test_paper_agrees_with_the_plan_of_a_real_cache(
         end = min(sequence.cached_len + chunk, prompt) if in_prompt else sequence.cached_len + 1
         step = cache.plan(sequence, end).spans
         spans += step
-        decode_rows += 0 if in_prompt else sum(visits.rows_read(span, 2) for span in step)
+        decode_rows += 0 if in_prompt else sum(2 * visits.rows_read(span, 2).total() for span in step)
         sequence.cached_len = end
     cost = generation_cost(shape_of(layers), prompt, output)
     assert cost.visits == sum(visits.visits(span, 6) for span in spans)
     assert cost.dense_visits == sum(visits.dense_visits(span, 6) for span in spans)
-    assert cost.kv_rows_written == sum(visits.rows_written(span, 2) for span in spans)
+    assert cost.kv_rows_written == sum(2 * visits.rows_written(span, 2).total() for span in spans)
     assert decode_cost(shape_of(layers), prompt + 1, output - 1).kv_rows_read == decode_rows
     if chunk >= prompt:
         assert prefill_cost(shape_of(layers), prompt).kv_rows_read == sum(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from heedful.cache.pages import KVCache, plain_layout
 from heedful.cost.meter import RunnerFacts
 from heedful.engine.engine import Engine, Live
 from heedful.models.config import ModelConfig
 from heedful.request import Batch, Request, SamplingParams
+from heedful.testing import plain_cache
 
 HEADS, LAYERS, WINDOW = 4, 3, 100
 CONFIG = ModelConfig(
@@ -33,7 +33,7 @@ class SilentRunner:
     threads = 1
 
     def __init__(self) -> None:
-        self.cache = KVCache(CONFIG.windows, plain_layout(2, 2), capacity_tokens=2048)
+        self.cache = plain_cache(CONFIG.windows, 2, 2, capacity_tokens=2048)
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         return np.zeros((sum(chunk.reaches_end for chunk in batch.chunks), 10), dtype=np.float32)

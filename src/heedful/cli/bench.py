@@ -38,7 +38,7 @@ def bench(
         "model": model,
         "runner": type(llm.engine.runner).__name__,
         "weights_format": weights,
-        "kv_format": llm.engine.runner.cache.layout.kv_format,
+        "kv_format": llm.engine.runner.cache.default.name,
         "threads": llm.engine.runner.threads,
         "read_bandwidth": bandwidth,
         "cases": [{**asdict(case), "share_of_limit": case.decode_bytes_per_second / bandwidth} for case in cases],

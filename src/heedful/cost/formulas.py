@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 from heedful.cost.visits import attended
 from heedful.models.config import ModelConfig
+from heedful.request import KV_ROW_BYTES
 
-KV_FORMATS: dict[str, Callable[[int], int]] = {
-    "f32": lambda head_dim: 4 * head_dim,
-    "f16": lambda head_dim: 2 * head_dim,
-    "q8": lambda head_dim: head_dim + 4,  # int8 numbers and one float32 scale a row
-    "q4": lambda head_dim: 18 * -(-head_dim // 32),  # blocks of 32: 16 bytes of nibbles and a float16 scale
-}
-"""Name → bytes of one KV row of head_dim numbers."""
+KV_FORMATS = KV_ROW_BYTES
+
+
+def bounds_bytes(head_dim: int) -> int:
+    """Of a page and KV head: the least and the largest key of every channel as int8, with a float32 scale."""
+    return 2 * head_dim + 4
+
 
 WEIGHT_BLOCK_BYTES = {"f32": 128, "f16": 64, "q8": 34, "q4": 18}
 """Name → bytes of 32 weights; q8 and q4 are ggml's Q8_0 and Q4_0: a float16 scale a block."""

@@ -6,16 +6,20 @@ whole. The step's energy follows the bytes that each sequence made it read.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
+from heedful.cache.policy import PAGE_LEN, PagePolicy
 from heedful.cost import visits
 from heedful.cost.energy import Energy
-from heedful.cost.formulas import KV_FORMATS
+from heedful.cost.formulas import KV_FORMATS, bounds_bytes
 from heedful.cost.quality import Quality
 from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.models.config import ModelConfig
-from heedful.request import Batch, Chunk, Sequence
+from heedful.request import Batch, Chunk, KeySpan, KVFormat, Sequence
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,12 @@ class Meter:
     prefill_visits: int = 0
     decode_visits: int = 0
     dense_visits: int = 0
-    rows_read: int = 0
-    rows_written: int = 0
+    saved_by_window: int = 0
+    saved_by_pages: int = 0
+    rows_read: Counter[KVFormat] = field(default_factory=Counter)
+    """Rows of keys, and as many of values."""
+    rows_written: Counter[KVFormat] = field(default_factory=Counter)
+    bounds_read: int = 0
     held_bytes_peak: int = 0
     weight_bytes_read: int = 0
     tokens_computed: int = 0
@@ -51,20 +59,36 @@ class Meter:
     joules_high: float = 0.0
     energy_source: str = "estimated"
 
-    def count(self, chunk: Chunk, config: ModelConfig, held_bytes: int, weight_bytes: int) -> None:
-        """Add one step. Visits of prompt tokens are prefill, of output tokens decode."""
-        made = sum(visits.visits(span, config.num_heads) for span in chunk.spans)
+    def count(self, chunk: Chunk, config: ModelConfig, weight_bytes: int) -> int:
+        """Add one step. Visits of prompt tokens are prefill, of output tokens decode. Returns the bytes of KV read."""
+        made = dense = kv_bytes = 0
+        for span in chunk.spans:
+            span_visits, span_dense = visits.visits(span, config.num_heads), visits.dense_visits(span, config.num_heads)
+            self._save(span, span_dense - span_visits)
+            made, dense = made + span_visits, dense + span_dense
+            rows = visits.rows_read(span, config.num_kv_heads)
+            kv_bytes += rows_bytes(rows, config.head_dim)
+            self.rows_read.update(rows)
+            self.rows_written.update(visits.rows_written(span, config.num_kv_heads))
+            bounds = visits.bounds_read(span, config.num_kv_heads)
+            kv_bytes += bounds * bounds_bytes(config.head_dim)
+            self.bounds_read += bounds
         if chunk.start < self.sequence.prompt_len:
             self.prefill_visits += made
         else:
             self.decode_visits += made
-        self.dense_visits += sum(visits.dense_visits(span, config.num_heads) for span in chunk.spans)
-        self.rows_read += sum(visits.rows_read(span, config.num_kv_heads) for span in chunk.spans)
-        self.rows_written += sum(visits.rows_written(span, config.num_kv_heads) for span in chunk.spans)
-        self.held_bytes_peak = max(self.held_bytes_peak, held_bytes)
+        self.dense_visits += dense
+        self.held_bytes_peak = max(self.held_bytes_peak, self.sequence.held_bytes)
         self.weight_bytes_read += weight_bytes
         self.tokens_computed += chunk.end - chunk.start
         self.logits_computed += chunk.reaches_end
+        return kv_bytes
+
+    def _save(self, span: KeySpan, visits_saved: int) -> None:
+        if span.selection is None:
+            self.saved_by_window += visits_saved
+        else:
+            self.saved_by_pages += visits_saved
 
     def add_energy(self, energy: Energy, share: float) -> None:
         self.joules += energy.joules * share
@@ -72,33 +96,34 @@ class Meter:
         self.joules_high += energy.high * share
         self.energy_source = energy.source
 
-    def receipt(self, model: str, config: ModelConfig, kv_format: str, quality: Quality | None = None) -> Receipt:
+    def receipt(self, model: str, config: ModelConfig, policy: PagePolicy, quality: Quality | None = None) -> Receipt:
         total = self.prefill_visits + self.decode_visits
-        row_bytes = KV_FORMATS[kv_format](config.head_dim)
         return Receipt(
             model=model,
             prompt_tokens=self.sequence.prompt_len,
             cached_tokens=0,
             output_tokens=self.sequence.output_len,
-            policy={"kv": kv_format, "windows": windows_in_words(config.windows)},
+            policy=policy_in_words(policy, config.windows),
             visits=Visits(
                 self.prefill_visits,
                 self.decode_visits,
                 total,
                 self.dense_visits,
-                Saved(window=self.dense_visits - total),
+                Saved(window=self.saved_by_window, pages=self.saved_by_pages),
             ),
             kv=KVTraffic(
-                kv_format,
-                self.rows_read * row_bytes,
-                self.rows_written * row_bytes,
+                policy.main.name,
+                rows_bytes(self.rows_read, config.head_dim) + self.bounds_read * bounds_bytes(config.head_dim),
+                rows_bytes(self.rows_written, config.head_dim),
                 self.held_bytes_peak,
-                self.rows_read,
+                2 * self.rows_read.total(),
+                self.bounds_read,
             ),
             weights=WeightTraffic(self.weight_bytes_read),
             flops=Flops(
                 linear=2 * (config.linear_weights * self.tokens_computed + config.head_weights * self.logits_computed),
                 attention=4 * config.head_dim * total,
+                selection=4 * config.head_dim * self.bounds_read * (config.num_heads // config.num_kv_heads),
             ),
             seconds=self._seconds(),
             energy=Energy(self.joules, self.joules_low, self.joules_high, self.energy_source),
@@ -129,6 +154,32 @@ def weight_shares(batch: Batch, facts: RunnerFacts) -> list[int]:
 def split_evenly(whole: int, parts: int) -> list[int]:
     """Integers that differ by at most one and sum to `whole`; [] for no parts."""
     return [whole // parts + (i < whole % parts) for i in range(parts)]
+
+
+def rows_bytes(rows: Mapping[KVFormat, int], head_dim: int) -> int:
+    """Bytes of so many rows of keys and as many of values, by format."""
+    return sum(
+        count * (KV_FORMATS[form.keys](head_dim) + KV_FORMATS[form.values](head_dim)) for form, count in rows.items()
+    )
+
+
+def policy_in_words(policy: PagePolicy, windows: tuple[int | None, ...]) -> dict[str, Any]:
+    """What of a policy was in force, as receipts have it; only what is on. "windows": layers by attention window."""
+    words: dict[str, Any] = {
+        "kv": policy.main.name,
+        "windows": windows_in_words(tuple(policy.window_of(window) for window in windows)),
+    }
+    if policy.main.rotated:
+        words["rotated"] = True
+    if policy.is_mixed:
+        words["precise"] = {"kv": policy.precise.name, "newest": policy.precise_len, "first": PAGE_LEN}
+    if policy.sinks:
+        words["sinks"] = policy.sinks
+    if policy.budget_pages is not None:
+        words["budget"] = policy.budget_pages * PAGE_LEN
+    if policy.sparse_prefill:
+        words["prefill"] = "sparse"
+    return words
 
 
 def windows_in_words(windows: tuple[int | None, ...]) -> dict[str, int]:

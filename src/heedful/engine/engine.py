@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from heedful.cost.energy import EnergyMeter
-from heedful.cost.formulas import KV_FORMATS
 from heedful.cost.meter import Meter, weight_shares
 from heedful.cost.quality import measured_quality
 from heedful.cost.receipt import Receipt
@@ -70,6 +69,8 @@ class Engine:
         self.scheduler = Scheduler(runner.cache)
         self._state: dict[Sequence, _Running] = {}
         self._energy = EnergyMeter()
+        self.last_step_bytes = 0
+        """Weights, KV rows and bounds that the last step read."""
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises BadParameter, ContextOverflow or CacheFull when it can never be answered."""
@@ -80,8 +81,6 @@ class Engine:
             raise BadParameter("prompt", f"token id {bad[0]} is not in the vocabulary of {vocab_size:,}")
         if len(prompt) > self.context_len:
             raise ContextOverflow(len(prompt), self.context_len)
-        if request.policy.kv_format not in (None, self.runner.cache.layout.kv_format):
-            raise BadParameter("kv", f"this model was loaded with {self.runner.cache.layout.kv_format} pages")
         room = max(1, self.context_len - len(prompt))
         max_tokens = min(request.sampling.max_tokens or room, room)
         sequence = Sequence(request, list(prompt))
@@ -140,23 +139,21 @@ class Engine:
     def receipt(self, sequence: Sequence) -> Receipt:
         """The cost of a finished sequence; the engine forgets it, so ask once."""
         assert sequence.finish is not None, "the sequence is still running"
-        kv_format = self.runner.cache.layout.kv_format
-        quality = measured_quality(self.model_name, kv_format)
-        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, kv_format, quality)
+        policy = self.runner.cache.policy(sequence.request.policy)
+        quality = measured_quality(self.model_name, policy.main.name)
+        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, policy, quality)
 
     def _count(self, batch: Batch, busy_core_seconds: float) -> None:
-        config, cache = self.runner.config, self.runner.cache
-        weight_bytes = weight_shares(batch, self.runner.facts)
-        row_bytes = KV_FORMATS[cache.layout.kv_format](config.head_dim)
-        read = []
-        for chunk, share in zip(batch.chunks, weight_bytes, strict=True):
-            meter = self._state[chunk.sequence].meter
-            before = meter.rows_read
-            meter.count(chunk, config, cache.held_bytes(chunk.sequence), share)
-            read.append(share + (meter.rows_read - before) * row_bytes)
-        energy = self._energy.read(busy_core_seconds, dram_bytes=sum(read))
-        for chunk, mine in zip(batch.chunks, read, strict=True):
-            self._state[chunk.sequence].meter.add_energy(energy, mine / sum(read))
+        shares = weight_shares(batch, self.runner.facts)
+        meters = [self._state[chunk.sequence].meter for chunk in batch.chunks]
+        read = [
+            share + meter.count(chunk, self.runner.config, share)
+            for chunk, meter, share in zip(batch.chunks, meters, shares, strict=True)
+        ]
+        self.last_step_bytes = sum(read)
+        energy = self._energy.read(busy_core_seconds, dram_bytes=self.last_step_bytes)
+        for meter, mine in zip(meters, read, strict=True):
+            meter.add_energy(energy, mine / self.last_step_bytes)
 
     def _commit(self, sequence: Sequence, sampled: Sampled) -> NewToken | None:
         state = self._state[sequence]

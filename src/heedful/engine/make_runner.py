@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 
-from heedful.cache.pages import PAGE_LEN
+from heedful.cache.policy import PAGE_LEN
 from heedful.cost.formulas import KV_FORMATS
 from heedful.engine.runner import Runner
 from heedful.errors import BadParameter, CacheFull, UnsupportedModel

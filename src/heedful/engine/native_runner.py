@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heedful.cache.pages import KVCache, PageLayout
+from heedful.cache.pages import ARENA_PAGES, KVCache, PageLayout
 from heedful.cost.meter import RunnerFacts
 from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
-from heedful.request import Batch
+from heedful.request import Batch, KVFormat
 from heedful.weights.names import Weights, WeightsToPlace
 from heedful.weights.quantize import dequantize
 from heedful.weights.tensor import StoredTensor, forget_pages
@@ -61,12 +61,20 @@ class NativeRunner:
         self._decoder = _new_decoder(config, threads, variant)
         self.facts = self._build()
         self._weights.require_none_left()
-        layout = _page_layout(kv_format, config.num_kv_heads, config.head_dim)
-        self.cache = KVCache(config.windows, layout, capacity_tokens=capacity_tokens)
-        self._hand_over_pages()
+        self.cache = KVCache(
+            config.windows,
+            config.num_kv_heads,
+            config.head_dim,
+            lambda form: _page_layout(form, config.num_kv_heads, config.head_dim),
+            default=KVFormat.parse(kv_format),
+            numbers=tuple(native.KV_FORMATS),
+            capacity_tokens=capacity_tokens,
+        )
+        self._arenas_known = 0
         forget_pages(weights.values())
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        self._hand_over_arenas()
         chunks = batch.chunks
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = np.array([p for chunk in chunks for p in range(chunk.start, chunk.end)], dtype=np.int32)
@@ -112,11 +120,14 @@ class NativeRunner:
         head_bytes = self._set_product(0, "head", [head], _NO_FLOATS)
         return RunnerFacts(linear_bytes, head_bytes)
 
-    def _hand_over_pages(self) -> None:
-        ropes, kv_format = _rope_tables(self.config), native.KV_FORMATS[self.cache.layout.kv_format]
-        for group, pool in enumerate(self.cache.pools):
-            for layer, pages in pool.buffers.items():
-                self._decoder.set_pages(layer, kv_format, pages, group, ropes.index(self.config.rope_of(layer)))
+    def _hand_over_arenas(self) -> None:
+        """Those that are new since the last step."""
+        ropes = _rope_tables(self.config)
+        for arena in self.cache.arenas[self._arenas_known :]:
+            for layer, pages in arena.buffers.items():
+                rope = ropes.index(self.config.rope_of(layer))
+                self._decoder.set_pages(layer, native.KV_FORMATS[arena.format.name], pages, arena.group, rope)
+        self._arenas_known = len(self.cache.arenas)
 
     def _build_layer(self, layer: int) -> int:
         """Returns the bytes of its matrices."""
@@ -173,10 +184,9 @@ class NativeRunner:
         return sum(panels.nbytes for *_, panels in packed)
 
 
-def _page_layout(kv_format: str, kv_heads: int, head_dim: int) -> PageLayout:
+def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
     """How the native kernels lay out a page; the first byte to the last belong to attention.cpp."""
-    page_bytes = native.module().page_bytes(kv_format, kv_heads, head_dim, "portable")
-    return PageLayout(kv_format, "uint8", (), (page_bytes,))
+    return PageLayout(native.module().page_bytes(form.name, kv_heads, head_dim, "portable"))
 
 
 def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
@@ -233,6 +243,6 @@ def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.in
     for chunk in batch.chunks:
         for span in chunk.spans:
             rows.append((span.start, span.end, span.window or 0, span.first_page, len(pages)))
-            pages.extend(span.pages)
+            pages.extend(page % ARENA_PAGES for page in span.pages)
     groups = len(batch.chunks[0].spans)
     return np.array(rows, dtype=np.int32).reshape(len(batch.chunks), groups, 5), np.array(pages, dtype=np.int32)

@@ -23,7 +23,7 @@ class Scheduler:
         self.token_budget = token_budget
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._pages_needed: dict[Sequence, int] = {}
+        self._bytes_needed: dict[Sequence, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -31,17 +31,20 @@ class Scheduler:
 
     def add(self, sequence: Sequence, longest: int) -> None:
         """`longest`: the most tokens whose K and V the sequence will hold. Raises CacheFull when that can never fit."""
-        if self.cache.pages_for(longest) > self.cache.num_pages:
+        needed = self.cache.bytes_needed(sequence.request.policy, longest, self.token_budget)
+        if needed > self.cache.budget_bytes:
+            room = self.cache.budget_bytes
             raise CacheFull(
-                f"{longest:,} tokens are needed and the KV cache holds {self.cache.capacity_tokens:,}",
-                "Ask for a shorter prompt or answer, or free memory: the cache is sized from what is available.",
+                f"{longest:,} tokens need {needed / 1e6:,.0f} MB of KV cache and there are {room / 1e6:,.0f}",
+                "Ask for a shorter prompt or answer, a smaller --kv format or a --window, or free memory: the cache is "
+                "sized from what is available.",
             )
-        self._pages_needed[sequence] = self.cache.pages_for(longest)
+        self._bytes_needed[sequence] = needed
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, or is aborted; its pages go back at once. Removing twice does nothing."""
-        if self._pages_needed.pop(sequence, None) is None:
+        if self._bytes_needed.pop(sequence, None) is None:
             return
         (self._running if sequence in self._running else self._waiting).remove(sequence)
         self.cache.release(sequence)
@@ -53,15 +56,16 @@ class Scheduler:
         for sequence in sorted(self._running, key=_missing):
             length = min(_missing(sequence), budget)
             if length:
-                chunks.append(self.cache.plan(sequence, sequence.cached_len + length))
-                budget -= length
+                end = self.cache.chunk_end(sequence, sequence.cached_len + length)
+                chunks.append(self.cache.plan(sequence, end))
+                budget -= end - sequence.cached_len
         return Batch(tuple(chunks))
 
     def _admit(self) -> None:
-        promised = sum(self._pages_needed[sequence] for sequence in self._running)
-        while self._waiting and promised + self._pages_needed[self._waiting[0]] <= self.cache.num_pages:
+        promised = sum(self._bytes_needed[sequence] for sequence in self._running)
+        while self._waiting and promised + self._bytes_needed[self._waiting[0]] <= self.cache.budget_bytes:
             sequence = self._waiting.popleft()
-            promised += self._pages_needed[sequence]
+            promised += self._bytes_needed[sequence]
             self._running.append(sequence)
 
 

@@ -6,9 +6,8 @@ import statistics
 from dataclasses import dataclass
 from time import perf_counter
 
-from heedful.cost.formulas import KV_FORMATS
 from heedful.engine.engine import Engine
-from heedful.request import Finish, Request, SamplingParams
+from heedful.request import CachePolicy, Finish, Request, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class SpeedCase:
     decode_tok_s: float
     """Median over the repeats; sampling (greedy) is in it."""
     bytes_per_token: int
-    """Weights and KV rows that one decode step reads at this context."""
+    """Weights, KV rows and bounds that the last decode step read."""
     kv_bytes_held: int
     kv_bytes_read: int
     visits: int
@@ -29,11 +28,19 @@ class SpeedCase:
         return self.decode_tok_s * self.bytes_per_token
 
 
-def measure_speed(engine: Engine, context: int, *, decode_tokens: int = 16, repeats: int = 3) -> SpeedCase:
+def measure_speed(
+    engine: Engine,
+    context: int,
+    *,
+    policy: CachePolicy = CachePolicy(),  # noqa: B008  # frozen
+    decode_tokens: int = 16,
+    repeats: int = 3,
+) -> SpeedCase:
     """Fill `context` tokens, then decode `decode_tokens` `repeats` times. Raises what Engine.add raises."""
     vocab_size = engine.runner.config.vocab_size
     prompt = tuple((i * 7919) % min(40000, vocab_size - 10) + 10 for i in range(context))
-    sequence = engine.add(Request(prompt, SamplingParams(max_tokens=decode_tokens * repeats + 1, ignore_eos=True)))
+    sampling = SamplingParams(max_tokens=decode_tokens * repeats + 1, ignore_eos=True)
+    sequence = engine.add(Request(prompt, sampling, policy))
     began = perf_counter()
     while sequence.output_len == 0:
         engine.step()
@@ -44,21 +51,15 @@ def measure_speed(engine: Engine, context: int, *, decode_tokens: int = 16, repe
         for _ in range(decode_tokens):
             engine.step()
         rates.append(decode_tokens / (perf_counter() - began))
+    bytes_per_token = engine.last_step_bytes
     engine.end(sequence, Finish.CANCELLED)
     receipt = engine.receipt(sequence)
     return SpeedCase(
         context=context,
         prefill_tok_s=context / prefill_seconds,
         decode_tok_s=statistics.median(rates),
-        bytes_per_token=_step_bytes(engine, context),
+        bytes_per_token=bytes_per_token,
         kv_bytes_held=receipt.kv.bytes_held_peak,
         kv_bytes_read=receipt.kv.bytes_read,
         visits=receipt.visits.total,
     )
-
-
-def _step_bytes(engine: Engine, context: int) -> int:
-    config, facts = engine.runner.config, engine.runner.facts
-    rows = sum(context if window is None else min(context, window) for window in config.windows)
-    row_bytes = KV_FORMATS[engine.runner.cache.layout.kv_format](config.head_dim)
-    return facts.linear_bytes + facts.head_bytes + 2 * config.num_kv_heads * rows * row_bytes
