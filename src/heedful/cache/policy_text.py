@@ -17,8 +17,6 @@ from heedful.request import DEFAULT_KV_FORMAT, KV_ROW_BYTES, CachePolicy, KVForm
 
 _COUNTS = ("precise", "window", "sinks", "budget")
 _FORM = "The form is kv=q8,window=1024,sinks=4: any of kv, precise, window, sinks, budget and prefill, commas between."
-    "The form is kv=q8,window=1024,sinks=4: any of kv, precise, window, sinks, budget, prefill, with commas between."
-)
 
 
 def parse_policy(text: str) -> CachePolicy:
