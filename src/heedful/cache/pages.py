@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -289,7 +289,7 @@ class KVCache:
         """Rotated or not makes no difference to a page."""
         arena = self._arenas.get((group, form.name))
         if arena is None:
-            layout, layers = self._layout_of(form), self.groups[group].layers
+            layout, layers = self._layout(group, form), self.groups[group].layers
             rows = max(1, self.budget_bytes // self._page_bytes(group, form))
             arena = PageArena(len(self.arenas), group, layers, form, layout, rows)
             self._arenas[group, form.name] = arena
@@ -297,8 +297,13 @@ class KVCache:
         return arena
 
     def _page_bytes(self, group: int, form: KVFormat) -> int:
-        layout = self._layout_of(form)
+        layout = self._layout(group, form)
         return len(self.groups[group].layers) * (layout.page_bytes + layout.bounds_bytes)
+
+    def _layout(self, group: int, form: KVFormat) -> PageLayout:
+        """Without bounds where the layers have a window: nothing is selected there."""
+        layout = self._layout_of(form)
+        return layout if self.groups[group].window is None else replace(layout, bounds_bytes=0)
 
 
 def pages_for(tokens: int) -> int:
