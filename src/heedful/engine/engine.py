@@ -15,6 +15,7 @@ from time import perf_counter, process_time
 import numpy as np
 import numpy.typing as npt
 
+from heedful.cache.policy_text import with_format
 from heedful.cost.energy import EnergyMeter
 from heedful.cost.meter import Meter, weight_shares
 from heedful.cost.quality import measured_quality
@@ -140,7 +141,8 @@ class Engine:
         """The cost of a finished sequence; the engine forgets it, so ask once."""
         assert sequence.finish is not None, "the sequence is still running"
         policy = self.runner.cache.policy(sequence.request.policy)
-        quality = measured_quality(self.model_name, policy.main.name)
+        asked = with_format(sequence.request.policy, self.runner.cache.default)
+        quality = measured_quality(self.model_name, asked)
         return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, policy, quality)
 
     def _count(self, batch: Batch, busy_core_seconds: float) -> None:
