@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from heedful import LLM
+from heedful import LLM, CachePolicy
 from heedful.engine.speed import measure_speed
 
 WIDTH, HEIGHT, MARGIN = 640, 360, 50
@@ -20,7 +20,7 @@ def main() -> None:
     args = _arguments()
     curves: dict[str, list[tuple[int, float]]] = {}
     for kv in args.kv:
-        engine = LLM(args.model, kv=kv).engine
+        engine = LLM(args.model, policy=CachePolicy(kv_format=kv)).engine
         curves[kv] = [(n, measure_speed(engine, n).decode_tok_s) for n in args.context]
     print(f"{'context':>8}" + "".join(f"{kv:>10}" for kv in curves))
     for i, context in enumerate(args.context):

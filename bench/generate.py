@@ -17,14 +17,14 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-from heedful import LLM
+from heedful import LLM, CachePolicy
 from heedful.engine.speed import measure_speed
 
 
 def main() -> None:
     args = _arguments()
     began = perf_counter()
-    llm = LLM(args.model, threads=args.threads, runner=args.runner, kv=args.kv)
+    llm = LLM(args.model, threads=args.threads, runner=args.runner, policy=CachePolicy(kv_format=args.kv))
     load_seconds = perf_counter() - began
     cases = [measure_speed(llm.engine, n, decode_tokens=args.decode, repeats=args.repeats) for n in args.fill]
     result = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import kernels_matmul
 
-from heedful import LLM, hardware
+from heedful import LLM, CachePolicy, hardware
 from heedful.cost.formulas import KV_FORMATS
 from heedful.engine.engine import Engine
 from heedful.kernels import native
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def attention(kv: str, threads: int, repeat: int) -> list[dict[str, Any]]:
-    llm = LLM("smollm2", kv=kv, threads=threads)
+    llm = LLM("smollm2", policy=CachePolicy(kv_format=kv), threads=threads)
     config = llm.config
     row_bytes = KV_FORMATS[kv](config.head_dim)
     short = step_seconds(llm.engine, 1, repeat)

@@ -20,7 +20,7 @@ from heedful.engine.engine import Engine
 from heedful.engine.llm import LLM, TextStream
 from heedful.errors import TemplateError
 from heedful.models.config import ModelConfig
-from heedful.request import Batch
+from heedful.request import Batch, CachePolicy
 from heedful.testing import plain_cache
 
 HEADS, LAYERS, KV_HEADS, HEAD_DIM = 2, 3, 1, 4
@@ -28,6 +28,7 @@ END = 0
 HELD_BACK = "…"
 KV_ROW_BYTES = 4 * HEAD_DIM
 
+PAGE_BYTES = LAYERS * 64 * KV_HEADS * 2 * 4 * HEAD_DIM
 CONFIG = ModelConfig(  # only its sizes count here
     family="gpt2",
     vocab_size=3000,
@@ -127,6 +128,7 @@ class ScriptedLLM(LLM):
         self.name = "toy"
         self.config = CONFIG
         self.context_len = context_len
+        self.policy = CachePolicy()
         self.ledger = Ledger()
         self.tokenizer = WordTokenizer(WordTemplate(takes_system))  # type: ignore[assignment]
         self.runner = ScriptedRunner(((self.tokenizer.id_of(p) for p in pieces) for pieces in answers), context_len)
@@ -149,7 +151,7 @@ class ScriptedLLM(LLM):
 
     @property
     def held_pages(self) -> int:
-        return sum(pool.num_pages - pool.free_pages for pool in self.runner.cache.pools)
+        return self.runner.cache.taken_bytes // PAGE_BYTES
 
 
 def endless(word: str = "on") -> Iterable[str]:

@@ -265,7 +265,14 @@ def test_the_receipt_as_json_has_the_public_names(tiny: LLM) -> None:
     assert set(receipt["visits"]["saved"]) == {"window", "pages", "prefix"}
     assert receipt["visits"]["dense"] == receipt["visits"]["total"] + sum(receipt["visits"]["saved"].values())
     assert receipt["visits"]["saved"]["window"] > 0
-    assert set(receipt["kv"]) == {"format", "bytes_read", "bytes_written", "bytes_held_peak", "rows_read"}
+    assert set(receipt["kv"]) == {
+        "format",
+        "bytes_read",
+        "bytes_written",
+        "bytes_held_peak",
+        "rows_read",
+        "bounds_read",
+    }
     assert set(receipt["seconds"]) == {"queue", "prefill", "decode", "first_token", "total"}
     assert set(receipt["energy"]) == {"joules", "low", "high", "source"}
     assert receipt["energy"]["low"] <= receipt["energy"]["joules"] <= receipt["energy"]["high"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from heedful import LLM
+from heedful import LLM, CachePolicy
 from heedful.engine.engine import Engine
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import Scheduler
@@ -146,10 +146,10 @@ def test_pages_in_any_order_and_with_stale_contents() -> None:
     runner = native_runner("mistral_swa16")
     ids = [3, 5, 7, 11] * 24
     expected = last_logits(runner, ids, [96])
-    for pool in runner.cache.pools:
-        for buffer in pool.buffers.values():
+    for arena in runner.cache.arenas:
+        for buffer in arena.buffers.values():
             buffer.fill(0xFF)  # NaN as a scale, -1 as a code
-        pool._free.reverse()
+        arena._free.reverse()
     assert np.array_equal(last_logits(runner, ids, [50, 46]), expected)
 
 
@@ -235,12 +235,12 @@ def test_llm_takes_native_unless_told_otherwise(tmp_path: Path) -> None:
     folder = str(make_tiny_model(tmp_path))
     assert isinstance(LLM(folder).engine.runner, NativeRunner)
     assert LLM(folder).generate("a", max_tokens=2).receipt.kv.format == "q8"
-    assert LLM(folder, kv="f16").generate("a", max_tokens=2).receipt.kv.format == "f16"
+    assert LLM(folder, policy=CachePolicy(kv_format="f16")).generate("a", max_tokens=2).receipt.kv.format == "f16"
     plain = LLM(folder, runner="torch")
     assert isinstance(plain.engine.runner, TorchRunner)
     assert plain.generate("a", max_tokens=2).receipt.kv.format == "f32"
     with pytest.raises(BadParameter, match="q3"):
-        LLM(folder, kv="q3")
+        LLM(folder, policy=CachePolicy(kv_format="q3"))
     with pytest.raises(BadParameter, match="runner"):
         LLM(folder, runner="cuda")
 

@@ -2,12 +2,14 @@
 
 Layers with the same window form a *group*: they hold the same positions, so one page stands for one page in each of
 the group's layers. An *arena* holds a group's pages of one number format. Behind a group's window pages go back at
-once; when a sequence ends all of its pages do.
+once; when a sequence ends all of its pages do. A page that is registered by what it holds (sharing.py) can be in the
+tables of several sequences, and stays after them until its memory is needed.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +28,7 @@ from heedful.cache.policy import (
     PagePolicy,
     resolve,
 )
+from heedful.cache.prefix import PrefixIndex
 from heedful.errors import CacheFull
 from heedful.request import (
     KV_ROW_BYTES,
@@ -92,16 +95,25 @@ class PageArena:
         """Bytes that one page stands for: keys and values of all the group's layers."""
         self.buffers = {layer: _reserve(rows, layout.page_bytes) for layer in layers}
         self.bounds = {layer: _reserve(rows, layout.bounds_bytes) for layer in layers}
-        self._free = list(range(rows))  # a heap
-
-    @property
-    def free_pages(self) -> int:
-        return len(self._free)
+        self.users: Counter[int] = Counter()
+        """Page → sequences that have it in their tables."""
+        self._used = 0
+        self._free: list[int] = []  # a heap of the rows below _used that are free
 
     def take(self) -> int:
-        if not self._free:
+        if self._free:
+            row = heapq.heappop(self._free)
+        elif self._used < self.num_pages:
+            row, self._used = self._used, self._used + 1
+        else:
             raise CacheFull(f"all {self.num_pages} pages of {PAGE_LEN} tokens are taken", "Use a shorter context.")
-        return self.index * ARENA_PAGES + heapq.heappop(self._free)
+        return self.index * ARENA_PAGES + row
+
+    def page_rows(self, page: int) -> list[memoryview]:
+        """The page's bytes in all layers: of each its keys and values, then their bounds."""
+        row = page % ARENA_PAGES
+        sides = [side[layer] for layer in self.layers for side in (self.buffers, self.bounds)]
+        return [memoryview(pages[row]) for pages in sides if pages.shape[1]]
 
     def give_back(self, page: int) -> None:
         assert page // ARENA_PAGES == self.index, (page, self.index)
@@ -136,6 +148,10 @@ class KVCache:
         self.arenas: list[PageArena] = []
         """By index; grows when a request brings a format that is new. Runners look at it before each step."""
         self.taken_bytes = 0
+        """Of the pages in sequences' tables, each counted once however many sequences read it."""
+        self.resting_bytes = 0
+        """Of the registered pages that no sequence uses; they go when their memory is needed."""
+        self.registered = PrefixIndex()
         self._num_layers = len(windows)
         self._kv_heads = kv_heads
         self._head_dim = head_dim
@@ -161,10 +177,9 @@ class KVCache:
             pages, window = pages_for(longest), policy.window_of(group.window)
             if window is not None:
                 pages = min(pages, pages_for(window + chunk_len) + 1 + pages_for(policy.sinks_of(group.window)))
-            most += pages * self._page_bytes(index, policy.main)
-            if policy.is_mixed:  # the newest pages are precise, and for a moment in both formats
-                precise = min(pages, 1 + (policy.precise_len + STRIDE) // PAGE_LEN)
-                most += precise * self._page_bytes(index, policy.precise)
+            main, precise = self._page_bytes(index, policy.main), self._page_bytes(index, policy.precise)
+            newest = min(pages, 1 + (policy.precise_len + STRIDE) // PAGE_LEN)  # and the first page
+            most += pages * main + newest * max(0, precise - main)
         return most
 
     def chunk_end(self, sequence: Sequence, end: int) -> int:
@@ -180,45 +195,40 @@ class KVCache:
     def plan(self, sequence: Sequence, end: int) -> Chunk:
         """Take pages for positions [cached_len, end) and say what the step must store and read.
 
-        Gives back pages that lie behind the window of every query from cached_len on. Raises CacheFull, with the
-        pages that were taken kept in the table (a later call uses them, release() returns them).
+        Gives back pages that lie behind the window of every query from cached_len on. Raises CacheFull, and then has
+        taken and moved none.
         """
         if not sequence.page_tables:
             sequence.page_tables = [[] for _ in self.groups]
-        start = sequence.cached_len
+        start, groups = sequence.cached_len, range(len(self.groups))
         assert start < end <= len(sequence.token_ids), (start, end, len(sequence.token_ids))
         assert end <= self.chunk_end(sequence, end), (start, end)
-        moves: list[PageMove] = []
-        spans = tuple(self._plan_group(group, sequence, end, moves) for group in range(len(self.groups)))
-        return Chunk(sequence, start, end, spans, tuple(moves))
+        for index in groups:
+            self._free_behind(index, sequence)
+        outdated = [self._outdated(index, sequence) for index in groups]
+        self._check_room(sequence, end, outdated)
+        moves = tuple(self._move(index, sequence, page) for index in groups for page in outdated[index])
+        return Chunk(sequence, start, end, tuple(self._plan_group(index, sequence, end) for index in groups), moves)
 
     def release(self, sequence: Sequence) -> None:
-        """Give back every page of the sequence; its K and V are gone."""
-        for table in sequence.page_tables:
-            for page in table:
-                if page != FREED:
-                    self._give_back(sequence, page)
+        """Give back every page of the sequence, the last one first: memory is taken from the end of a prefix."""
+        for page_index in reversed(range(max(map(len, sequence.page_tables), default=0))):
+            for table in sequence.page_tables:
+                if page_index < len(table) and table[page_index] != FREED:
+                    self._give_back(sequence, table[page_index])
         assert sequence.held_bytes == 0, sequence.held_bytes
         sequence.page_tables = []
         sequence.selected = None
         sequence.cached_len = 0
 
-    def _plan_group(self, index: int, sequence: Sequence, end: int, moves: list[PageMove]) -> KeySpan:
+    def _plan_group(self, index: int, sequence: Sequence, end: int) -> KeySpan:
         policy, group = self.policy(sequence.request.policy), self.groups[index]
         table, start = sequence.page_tables[index], sequence.cached_len
+        while len(table) * PAGE_LEN < end:
+            table.append(self.take(index, policy.precise, sequence))
         window, sinks, distance = _reach(policy, group.window, sequence)
-        kept_window, kept_sinks = policy.window_of(group.window), policy.sinks_of(group.window)
         first_key = 0 if window is None else min(max(sinks, start - window + 1), end)
         first_page = min(first_key, start) // PAGE_LEN
-        first_kept = 0 if kept_window is None else max(0, start - kept_window + 1) // PAGE_LEN
-        sink_pages = pages_for(kept_sinks)
-        self._free_behind(sequence, table, sink_pages, first_kept)
-        old_end = _old_end(policy, start)
-        self._convert(index, sequence, old_end, max(first_kept, 1), moves)
-        while len(table) * PAGE_LEN < end:
-            # a page whose every slot lies behind the window is never taken, only marked
-            wanted = len(table) >= first_kept or len(table) < sink_pages
-            table.append(self._take(index, policy.precise, sequence) if wanted else FREED)
         pages = tuple(table[first_page : pages_for(end)])
         assert FREED not in pages, (pages, first_key, start, end)
         return KeySpan(
@@ -229,12 +239,17 @@ class KVCache:
             end=end,
             pages=pages,
             first_page=first_page,
-            formats=_formats(policy, old_end, end),
+            formats=page_formats(policy, start, end),
             sinks=sinks,
             sink_pages=tuple(table[: pages_for(min(sinks, end))]),
             sink_distance=distance,
             selection=self._selection(policy, group, sequence, end),
         )
+
+    def _kept(self, index: int, sequence: Sequence) -> tuple[int, int]:
+        """(pages of sinks, page that holds the oldest key that a query from cached_len on sees besides)."""
+        policy = self.policy(sequence.request.policy)
+        return kept_pages(policy, self.groups[index].window, sequence.cached_len)
 
     def _selection(self, policy: PagePolicy, group: LayerGroup, sequence: Sequence, end: int) -> Selection | None:
         start, wanted = sequence.cached_len, policy.budget_pages
@@ -243,47 +258,104 @@ class KVCache:
         if pages_for(end) <= wanted:
             return None
         renew = start % RENEW_STEPS == 0 or sequence.selected is None
+        if sequence.exact_len is None:
+            sequence.exact_len = start
         if sequence.selected is None:
             sequence.selected = np.zeros((self._num_layers, self._kv_heads, wanted), dtype=np.int32)
-        return Selection(wanted, LOCAL_PAGES, DENSE_LAYERS, renew, sequence.selected)
+        local_pages = min(LOCAL_PAGES, wanted - 3)  # with the first page and its own, one is left to be chosen
+        return Selection(wanted, local_pages, DENSE_LAYERS, renew, sequence.selected)
 
-    def _convert(self, index: int, sequence: Sequence, old_end: int, first: int, moves: list[PageMove]) -> None:
-        """Pages [first, old_end) of the table take the main format."""
+    def _outdated(self, index: int, sequence: Sequence) -> list[int]:
+        """Indices of the pages that are to take the main format before a chunk begins at cached_len."""
         policy, table = self.policy(sequence.request.policy), sequence.page_tables[index]
         if not policy.is_mixed:
-            return
+            return []
         main = self._arena(index, policy.main).index
-        page_index = min(old_end // PAGE_LEN, len(table)) - 1
-        while page_index >= first and table[page_index] // ARENA_PAGES != main:  # before it all are main already
-            source = table[page_index]
-            table[page_index] = self._take(index, policy.main, sequence)
-            moves.append(PageMove(index, source, table[page_index]))
-            self._give_back(sequence, source)  # moves are done before anything is stored
-            page_index -= 1
+        sink_pages, first_kept = self._kept(index, sequence)
+        end = min(_old_end(policy, sequence.cached_len) // PAGE_LEN, len(table))
+        found = []
+        for first, last in ((max(1, sink_pages, first_kept), end), (1, min(sink_pages, end))):
+            page = last - 1
+            while page >= first and table[page] // ARENA_PAGES != main:  # before one that is main all are
+                found.append(page)
+                page -= 1
+        return found
 
-    def _free_behind(self, sequence: Sequence, table: list[int], sink_pages: int, first_page: int) -> None:
-        index = min(first_page, len(table)) - 1
-        while index >= sink_pages and table[index] != FREED:  # everything before a freed page is freed already
-            self._give_back(sequence, table[index])
-            table[index] = FREED
-            index -= 1
+    def _move(self, index: int, sequence: Sequence, page: int) -> PageMove:
+        policy, table = self.policy(sequence.request.policy), sequence.page_tables[index]
+        source = table[page]
+        self._give_back(sequence, source)  # moves are done before anything is stored
+        table[page] = self.take(index, policy.main, sequence)
+        return PageMove(index, source, table[page])
 
-    def _take(self, group: int, form: KVFormat, sequence: Sequence) -> int:
+    def _free_behind(self, index: int, sequence: Sequence) -> None:
+        table = sequence.page_tables[index]
+        sink_pages, first_kept = self._kept(index, sequence)
+        page = min(first_kept, len(table)) - 1
+        while page >= sink_pages and table[page] != FREED:  # everything before a freed page is freed already
+            self._give_back(sequence, table[page])
+            table[page] = FREED
+            page -= 1
+
+    def _check_room(self, sequence: Sequence, end: int, outdated: list[list[int]]) -> None:
+        """Raises CacheFull where the pages to take do not fit beside those that are taken."""
+        policy, needed = self.policy(sequence.request.policy), 0
+        for index, table in enumerate(sequence.page_tables):
+            precise = self._arena(index, policy.precise)
+            needed += (pages_for(end) - len(table)) * precise.page_bytes
+            if outdated[index]:
+                own = sum(precise.users[table[page]] == 1 for page in outdated[index])  # others' stay taken
+                main_bytes = self._arena(index, policy.main).page_bytes
+                needed += len(outdated[index]) * main_bytes - own * precise.page_bytes
+        if needed > 0 and self.taken_bytes + needed > self.budget_bytes:
+            raise self._full()
+
+    def take(self, group: int, form: KVFormat, sequence: Sequence) -> int:
+        """A page that is free, or that rests. Raises CacheFull."""
         arena = self._arena(group, form)
-        if self.taken_bytes + arena.page_bytes > self.budget_bytes:
-            raise CacheFull(
-                f"all {self.budget_bytes / 1e6:,.0f} MB of the KV cache are taken", "Use a shorter context."
-            )
+        self._make_room(arena.page_bytes)
         page = arena.take()
-        self.taken_bytes += arena.page_bytes
-        sequence.held_bytes += arena.page_bytes
+        self._add_user(sequence, arena, page)
         return page
+
+    def hold(self, sequence: Sequence, page: int) -> None:
+        """Share a registered page, whether it rests or is in use."""
+        arena = self.arenas[page // ARENA_PAGES]
+        if not arena.users[page]:
+            self.registered.wake(page)
+            self.resting_bytes -= arena.page_bytes
+        self._add_user(sequence, arena, page)
+
+    def _make_room(self, page_bytes: int) -> None:
+        while self.taken_bytes + self.resting_bytes + page_bytes > self.budget_bytes:
+            page = self.registered.evict()
+            if page is None:
+                raise self._full()
+            arena = self.arenas[page // ARENA_PAGES]
+            self.resting_bytes -= arena.page_bytes
+            arena.give_back(page)
+
+    def _full(self) -> CacheFull:
+        return CacheFull(f"all {self.budget_bytes / 1e6:,.3g} MB of the KV cache are taken", "Use a shorter context.")
+
+    def _add_user(self, sequence: Sequence, arena: PageArena, page: int) -> None:
+        arena.users[page] += 1
+        self.taken_bytes += arena.page_bytes if arena.users[page] == 1 else 0
+        sequence.held_bytes += arena.page_bytes
 
     def _give_back(self, sequence: Sequence, page: int) -> None:
         arena = self.arenas[page // ARENA_PAGES]
-        arena.give_back(page)
-        self.taken_bytes -= arena.page_bytes
         sequence.held_bytes -= arena.page_bytes
+        arena.users[page] -= 1
+        if arena.users[page]:
+            return
+        del arena.users[page]
+        self.taken_bytes -= arena.page_bytes
+        if self.registered.has_page(page):
+            self.resting_bytes += arena.page_bytes
+            self.registered.rest(page)
+        else:
+            arena.give_back(page)
 
     def _arena(self, group: int, form: KVFormat) -> PageArena:
         """Rotated or not makes no difference to a page."""
@@ -319,14 +391,23 @@ def _reach(policy: PagePolicy, own: int | None, sequence: Sequence) -> tuple[int
     return window, sinks, window + sinks - 1 if window is not None and sinks else None
 
 
+def kept_pages(policy: PagePolicy, own: int | None, start: int) -> tuple[int, int]:
+    """(pages of sinks, page that holds the oldest key that a query from `start` on sees besides), in layers whose own
+    window is `own`. Those between are not needed any more."""
+    window = policy.window_of(own)
+    return pages_for(policy.sinks_of(own)), 0 if window is None else max(0, start - window + 1) // PAGE_LEN
+
+
 def _old_end(policy: PagePolicy, start: int) -> int:
     """Up to here pages are in the main format when a chunk begins at `start`; the first page never is."""
     return max(PAGE_LEN, start // STRIDE * STRIDE - policy.precise_len)
 
 
-def _formats(policy: PagePolicy, old_end: int, end: int) -> tuple[FormatRun, ...]:
+def page_formats(policy: PagePolicy, start: int, end: int) -> tuple[FormatRun, ...]:
+    """Of the pages of positions [0, end) when a chunk begins at `start`."""
     if not policy.is_mixed:
         return (FormatRun(policy.main, 0, end),)
+    old_end = _old_end(policy, start)
     runs = (
         FormatRun(policy.precise, 0, PAGE_LEN),
         FormatRun(policy.main, PAGE_LEN, old_end),

