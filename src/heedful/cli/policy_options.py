@@ -1,0 +1,32 @@
+"""The options of a cache policy, the same for every verb that computes answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from heedful.errors import BadParameter
+from heedful.request import CachePolicy
+
+Kv = Annotated[
+    str | None, typer.Option(help="Number format of keys and values: f32, f16, q8, q4, or k=q8,v=q4; default: q8.")
+]
+Precise = Annotated[
+    int | None, typer.Option(help="With 4-bit keys or values: newest tokens that stay 8-bit; 0: none; default: 128.")
+]
+Window = Annotated[int | None, typer.Option(help="Attend to so many newest tokens only; no limit to the length then.")]
+Sinks = Annotated[int, typer.Option(help="With --window: the first tokens, seen nevertheless; 4 keep it coherent.")]
+Budget = Annotated[int | None, typer.Option(help="While decoding, read only the pages that matter: so many tokens.")]
+Prefill = Annotated[str, typer.Option(help="dense, or sparse: prompt tokens see the first and the newest tokens only.")]
+
+
+def policy_from_options(
+    kv: str | None, precise: int | None, window: int | None, sinks: int, budget: int | None, prefill: str
+) -> CachePolicy:
+    """Raises BadParameter."""
+    if prefill not in ("dense", "sparse"):
+        raise BadParameter("prefill", f"must be dense or sparse, not {prefill!r:.40}")
+    return CachePolicy(
+        kv_format=kv, precise=precise, window=window, sinks=sinks, budget=budget, sparse_prefill=prefill == "sparse"
+    )
