@@ -1,0 +1,62 @@
+"""Cache policies for hypothesis to draw, their meaning as a mask entry by entry, requests run without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from heedful.cache.pages import KVCache
+from heedful.request import CachePolicy, Chunk, Request, Sequence
+
+formats = st.sampled_from([None, "f32", "f16", "q8", "q4", "k=q8,v=q4", "k=q4,v=f16"])
+precise_counts = st.none() | st.integers(0, 300)
+own_windows = st.none() | st.integers(1, 300)
+
+dense = st.builds(CachePolicy, kv_format=formats, precise=precise_counts)
+windowed = st.builds(
+    CachePolicy, kv_format=formats, precise=precise_counts, window=st.integers(1, 400), sinks=st.integers(0, 200)
+)
+chosen = st.builds(
+    CachePolicy,
+    kv_format=formats,
+    precise=precise_counts,
+    budget=st.integers(256, 640),
+    sparse_prefill=st.booleans(),
+)
+policies = dense | windowed | chosen | st.builds(CachePolicy, kv_format=formats, sparse_prefill=st.just(True))
+
+
+def sequence_of(policy: CachePolicy, prompt: int, output: int = 1) -> Sequence:
+    """All of its tokens known, as if the answer had been given."""
+    return Sequence(Request((1,) * prompt, policy=policy), [1] * (prompt + output - 1))
+
+
+def run(cache: KVCache, sequence: Sequence, length: int) -> Chunk:
+    """Plan a chunk of up to `length` tokens; it then counts as computed."""
+    end = cache.chunk_end(sequence, min(sequence.cached_len + length, len(sequence.token_ids)))
+    chunk = cache.plan(sequence, end)
+    sequence.cached_len = end
+    return chunk
+
+
+def whole_request(cache: KVCache, sequence: Sequence, step_len: int) -> Iterator[Chunk]:
+    """As the engine does it: the prompt in chunks, then one token a step."""
+    while sequence.cached_len < len(sequence.token_ids):
+        left = sequence.prompt_len - sequence.cached_len
+        yield run(cache, sequence, min(step_len, left) if left > 0 else 1)
+
+
+def mask(start: int, end: int, own: int | None, policy: CachePolicy, prompt: int) -> npt.NDArray[np.bool_]:
+    """(queries start..end, keys 0..end): what is seen in a layer whose own window is `own`; pages not chosen yet."""
+    q, k = np.arange(start, end)[:, None], np.arange(end)[None, :]
+    seen = k <= q
+    if policy.window is not None and (own is None or own > policy.window):
+        return seen & ((q - k < policy.window) | (k < policy.sinks))
+    if own is not None:
+        return seen & (q - k < own)
+    if policy.sparse_prefill:
+        return seen & ((q >= prompt - 100) | (k < 128) | (q - k < 1920))
+    return seen
