@@ -165,6 +165,8 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     policy: CachePolicy = CachePolicy()
+    cache_salt: str = ""
+    """Prefixes are shared among requests with the same salt only: one a tenant, so that none learns of another's."""
 
 
 @dataclass(eq=False)
@@ -177,9 +179,13 @@ class Sequence:
     page_tables: list[list[int]] = field(default_factory=list)
     """One a layer group: page by page index of the sequence; pages behind a window are FREED (-1)."""
     held_bytes: int = 0
-    """Of the pages in its tables."""
+    """Of the pages in its tables; one that it shares counts in full here and with every other reader."""
     selected: Any = None
     """int32 (layers, K, pages): what a page selection last chose; see Selection."""
+    exact_len: int | None = None
+    """First position computed under a page selection: from there on rows are not what a prompt's would be."""
+    prefix: Any = None
+    """What was found of its prompt when it was admitted: cache.prefix.PrefixReport."""
     finish: Finish | None = None
     error: Exception | None = None
     """What ended it, with Finish.ERROR; its stream raises it."""

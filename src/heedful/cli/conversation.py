@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from heedful.cache.prefix import PrefixReport
 from heedful.cli.history import ChatMessage, History, StoredChat
 from heedful.cost.energy import Energy
 from heedful.cost.ledger import Ledger
@@ -172,6 +173,7 @@ def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
         "seconds": Seconds(**fields["seconds"]),
         "energy": Energy(**fields["energy"]),
         "quality": Quality(**fields["quality"]) if fields.get("quality") else None,
+        "prefix": PrefixReport(**fields["prefix"]) if fields.get("prefix") else None,
     }
     derived = {"tokens_per_second"}
     return Receipt(**{**{name: value for name, value in fields.items() if name not in derived}, **parts})

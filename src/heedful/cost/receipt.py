@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from heedful.cache.prefix import PrefixReport
 from heedful.cost.energy import Energy
 from heedful.cost.quality import Quality
 
@@ -78,6 +79,8 @@ class Receipt:
     energy: Energy
     quality: Quality | None = None
     """What was measured of settings that change the output; None where nothing was, or nothing changes."""
+    prefix: PrefixReport | None = None
+    """How much of the prompt was there already, and why not more; None for a request that was never begun."""
 
     @property
     def tokens_per_second(self) -> dict[str, float | None]:
@@ -93,7 +96,14 @@ class Receipt:
         fields = asdict(self)
         quality = fields.pop("quality")
         energy = fields.pop("energy")
-        return {**fields, "tokens_per_second": self.tokens_per_second, "energy": energy, "quality": quality}
+        prefix = fields.pop("prefix")
+        return {
+            **fields,
+            "tokens_per_second": self.tokens_per_second,
+            "energy": energy,
+            "quality": quality,
+            "prefix": prefix,
+        }
 
     def line(self) -> str:
         """One line for a terminal."""
