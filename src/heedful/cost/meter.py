@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from heedful.cache.policy import PAGE_LEN, PagePolicy
+from heedful.cache.policy import PAGE_LEN, SPARSE_SINKS, SPARSE_WINDOW, PagePolicy
+from heedful.cache.prefix import PrefixReport
 from heedful.cost import visits
 from heedful.cost.energy import Energy
 from heedful.cost.formulas import KV_FORMATS, bounds_bytes
@@ -46,6 +47,9 @@ class Meter:
     dense_visits: int = 0
     saved_by_window: int = 0
     saved_by_pages: int = 0
+    saved_by_prefix: int = 0
+    prefix: PrefixReport | None = None
+    """None before the first step."""
     rows_read: Counter[KVFormat] = field(default_factory=Counter)
     """Rows of keys, and as many of values."""
     rows_written: Counter[KVFormat] = field(default_factory=Counter)
@@ -58,6 +62,20 @@ class Meter:
     joules_low: float = 0.0
     joules_high: float = 0.0
     energy_source: str = "estimated"
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self.prefix is None else self.prefix.cached_tokens
+
+    def count_prefix(self, found: PrefixReport, config: ModelConfig, policy: PagePolicy) -> None:
+        """Before the first step: what computing the positions that are there already would have visited."""
+        self.prefix = found
+        for own in config.windows:
+            dense = config.num_heads * visits.attended(0, found.cached_tokens, None)
+            made = config.num_heads * visits.attended(0, found.cached_tokens, _prompt_reach(policy, own))
+            self.dense_visits += dense
+            self.saved_by_prefix += made
+            self.saved_by_window += dense - made
 
     def count(self, chunk: Chunk, config: ModelConfig, weight_bytes: int) -> int:
         """Add one step. Visits of prompt tokens are prefill, of output tokens decode. Returns the bytes of KV read."""
@@ -101,7 +119,7 @@ class Meter:
         return Receipt(
             model=model,
             prompt_tokens=self.sequence.prompt_len,
-            cached_tokens=0,
+            cached_tokens=self.cached_tokens,
             output_tokens=self.sequence.output_len,
             policy=policy_in_words(policy, config.windows),
             visits=Visits(
@@ -109,7 +127,7 @@ class Meter:
                 self.decode_visits,
                 total,
                 self.dense_visits,
-                Saved(window=self.saved_by_window, pages=self.saved_by_pages),
+                Saved(self.saved_by_window, self.saved_by_pages, self.saved_by_prefix),
             ),
             kv=KVTraffic(
                 policy.main.name,
@@ -128,6 +146,7 @@ class Meter:
             seconds=self._seconds(),
             energy=Energy(self.joules, self.joules_low, self.joules_high, self.energy_source),
             quality=quality,
+            prefix=self.prefix,
         )
 
     def _seconds(self) -> Seconds:
@@ -141,6 +160,14 @@ class Meter:
             first_token=first - self.created,
             total=end - self.created,
         )
+
+
+def _prompt_reach(policy: PagePolicy, own: int | None) -> int | None:
+    """Most keys that a query of a shared prefix sees, in a layer whose own window is `own`."""
+    if policy.sparse_prefill and own is None:
+        return SPARSE_WINDOW + SPARSE_SINKS
+    window = policy.window_of(own)
+    return None if window is None else window + policy.sinks_of(own)
 
 
 def weight_shares(batch: Batch, facts: RunnerFacts) -> list[int]:
