@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from heedful.cache.pages import KVCache
+from heedful.cache.pages import PAGE_LEN, KVCache
 from heedful.request import CachePolicy, Chunk, Request, Sequence
 
 formats = st.sampled_from([None, "f32", "f16", "q8", "q4", "k=q8,v=q4", "k=q4,v=f16"])
@@ -60,3 +60,17 @@ def mask(start: int, end: int, own: int | None, policy: CachePolicy, prompt: int
     if policy.sparse_prefill:
         return seen & ((q >= prompt - 100) | (k < 128) | (q - k < 1920))
     return seen
+
+
+def choose(chunk: Chunk, rng: np.random.Generator) -> None:
+    """In place of the kernel: any pages will do, between those that are read in any case."""
+    for span in chunk.spans:
+        if span.selection is not None and span.selection.renew:
+            chosen, local = span.selection.chosen, span.selection.local_pages
+            layers, kv_heads, num_pages = chosen.shape
+            own = span.start // PAGE_LEN
+            always = [0, *range(own - local, own + 1)]
+            for layer in range(layers):
+                for head in range(kv_heads):
+                    others = rng.choice(np.arange(1, own - local), num_pages - len(always), replace=False)
+                    chosen[layer, head] = sorted([*always, *others])

@@ -1,88 +1,177 @@
-"""Counts of a plan against the mask itself, written out entry by entry."""
+"""Counts of a plan against the mask itself, written out entry by entry, under every policy."""
 
 from __future__ import annotations
 
-from hypothesis import given
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.cost.visits import dense_visits, rows_read, rows_written, visits
-from heedful.request import KeySpan
+from heedful.cache.pages import ARENA_PAGES, PAGE_LEN, KVCache
+from heedful.cost import visits
+from heedful.cost.meter import Meter, key_and_value_bytes, split_evenly
+from heedful.models.config import ModelConfig
+from heedful.request import CachePolicy, Chunk, FormatRun, KeySpan, KVFormat
+from heedful.testing import plain_cache
+from policy_cases import choose, chosen, mask, own_windows, policies, run, sequence_of, whole_request
 
-windows = st.none() | st.integers(1, 40)
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 32
+Q8 = KVFormat("q8", "q8")
 
-
-def mask(start: int, end: int, window: int | None) -> list[tuple[int, int]]:
-    """(query, key) pairs that attention computes: no key after the query, none `window` or more before it."""
-    return [
-        (query, key)
-        for query in range(start, end)
-        for key in range(end)
-        if key <= query and in_reach(query - key, window)
-    ]
-
-
-def in_reach(distance: int, window: int | None) -> bool:
-    return window is None or distance < window
+layer_windows = st.lists(own_windows, min_size=1, max_size=4)
+prompts = st.integers(1, 900) | st.integers(2000, 2600)
 
 
-def span_of(start: int, end: int, window: int | None, layers: int) -> KeySpan:
-    first_key = min(key for _, key in mask(start, end, window))
-    return KeySpan(tuple(range(layers)), window, first_key, start, end, pages=(), first_page=0)
+def config_of(windows: list[int | None]) -> ModelConfig:
+    return ModelConfig(
+        family="llama", vocab_size=10, hidden_size=8, num_layers=len(windows), num_heads=HEADS, num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM, intermediate_size=8, context_len=2048, windows=tuple(windows), rope=None,
+    )  # fmt: skip
 
 
-@given(
-    start=st.integers(0, 60),
-    tokens=st.integers(1, 30),
-    window=windows,
-    layers=st.integers(1, 4),
-    heads=st.integers(1, 5),
-)
-def test_visits_are_the_entries_of_the_mask(
-    start: int, tokens: int, window: int | None, layers: int, heads: int
+def cache_of(windows: list[int | None], capacity_tokens: int = 16384) -> KVCache:
+    return plain_cache(tuple(windows), KV_HEADS, HEAD_DIM, capacity_tokens=capacity_tokens)
+
+
+class BruteForce:
+    """Counts of attention, one mask a chunk, layer and KV head."""
+
+    def __init__(self, windows: list[int | None]) -> None:
+        self.windows = windows
+        self.visits = self.dense = self.bounds = 0
+        self.rows_read: Counter[str] = Counter()
+        self.rows_written: Counter[str] = Counter()
+
+    def add(self, cache: KVCache, chunk: Chunk) -> None:
+        for span, table in zip(chunk.spans, chunk.sequence.page_tables, strict=True):
+            formats = [cache.arenas[page // ARENA_PAGES].format.name if page >= 0 else "freed" for page in table]
+            own_keys = np.arange(chunk.start, chunk.end)
+            for layer in span.layers:
+                for head in range(KV_HEADS):
+                    seen = self._mask(chunk, span, layer, head)
+                    self.visits += HEADS // KV_HEADS * int(seen.sum())
+                    self.dense += HEADS // KV_HEADS * sum(range(chunk.start + 1, chunk.end + 1))
+                    _count(self.rows_read, seen.any(axis=0).nonzero()[0], formats)
+                    _count(self.rows_written, own_keys, formats)
+        for move in chunk.moves:
+            for page, rows in ((move.source, self.rows_read), (move.target, self.rows_written)):
+                layers = chunk.spans[move.group].layers
+                rows[cache.arenas[page // ARENA_PAGES].format.name] += PAGE_LEN * KV_HEADS * len(layers)
+
+    def _mask(self, chunk: Chunk, span: KeySpan, layer: int, head: int) -> npt.NDArray[np.bool_]:
+        sequence = chunk.sequence
+        seen = mask(chunk.start, chunk.end, self.windows[layer], sequence.request.policy, sequence.prompt_len)
+        if span.selection is None or layer < 2:
+            return seen
+        if span.selection.renew:  # every page is judged that is neither the first, nor among the newest, nor its own
+            self.bounds += chunk.start // PAGE_LEN + 1 - 2 - span.selection.local_pages
+        pages = np.arange(chunk.end) // PAGE_LEN
+        return seen & np.isin(pages, span.selection.chosen[layer, head])
+
+
+def _count(rows: Counter[str], keys: npt.NDArray[np.int64], formats: list[str]) -> None:
+    for page, count in zip(*np.unique(keys // PAGE_LEN, return_counts=True), strict=True):
+        rows[formats[page]] += int(count)
+
+
+def by_name(rows: Counter[KVFormat]) -> Counter[str]:
+    return Counter({form.name: count for form, count in rows.items() if count})
+
+
+@settings(deadline=None)
+@given(layer_windows, policies | chosen, prompts, st.integers(1, 150), st.integers(1, 600), st.integers(0, 2**32))
+def test_the_meter_counts_what_masks_count(
+    windows: list[int | None], policy: CachePolicy, prompt: int, output: int, step_len: int, seed: int
 ) -> None:
-    end = start + tokens
-    span = span_of(start, end, window, layers)
-    assert visits(span, heads) == len(mask(start, end, window)) * heads * layers
-    assert dense_visits(span, heads) == len(mask(start, end, None)) * heads * layers
+    cache, config, rng = cache_of(windows), config_of(windows), np.random.default_rng(seed)
+    sequence = sequence_of(policy, prompt, output)
+    meter, brute, bytes_read = Meter(sequence), BruteForce(windows), 0
+    for chunk in whole_request(cache, sequence, step_len):
+        choose(chunk, rng)
+        bytes_read += meter.count(chunk, config, weight_bytes=0)
+        brute.add(cache, chunk)
+    assert by_name(meter.rows_read) == brute.rows_read
+    assert by_name(meter.rows_written) == brute.rows_written
+    receipt = meter.receipt("toy", config, cache.policy(policy))
+    assert (receipt.visits.total, receipt.visits.dense) == (brute.visits, brute.dense)
+    assert receipt.visits.dense == receipt.visits.total + receipt.visits.saved.window + receipt.visits.saved.pages
+    assert receipt.kv.bounds_read == brute.bounds
+    assert receipt.kv.rows_read == 2 * brute.rows_read.total()
+    sizes = {form.name: key_and_value_bytes(form, HEAD_DIM) for form in meter.rows_read | meter.rows_written}
+    of_bounds = brute.bounds * (2 * HEAD_DIM + 4)
+    assert receipt.kv.bytes_read == bytes_read == of_bounds + sum(n * sizes[f] for f, n in brute.rows_read.items())
+    assert receipt.kv.bytes_written == sum(n * sizes[f] for f, n in brute.rows_written.items())
+    assert receipt.flops.attention == 4 * HEAD_DIM * brute.visits
+    assert receipt.flops.selection == 4 * HEAD_DIM * brute.bounds * (HEADS // KV_HEADS)
 
 
-@given(
-    start=st.integers(0, 60),
-    tokens=st.integers(1, 30),
-    window=windows,
-    layers=st.integers(1, 4),
-    heads=st.integers(1, 5),
-)
-def test_rows_are_the_keys_and_values_of_the_columns_in_use(
-    start: int, tokens: int, window: int | None, layers: int, heads: int
-) -> None:
-    end = start + tokens
-    span = span_of(start, end, window, layers)
-    columns = {key for _, key in mask(start, end, window)}
-    assert rows_read(span, heads) == 2 * len(columns) * heads * layers
-    assert rows_written(span, heads) == 2 * tokens * heads * layers
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=6), own_windows, policies)
+def test_cutting_into_chunks_changes_no_visit(cuts: list[int], window: int | None, policy: CachePolicy) -> None:
+    def counted(lengths: list[int]) -> tuple[int, int, int]:
+        cache, sequence = cache_of([window]), sequence_of(policy, sum(cuts))
+        spans = [run(cache, sequence, length).spans[0] for length in lengths if sequence.cached_len < sum(cuts)]
+        while sequence.cached_len < sum(cuts):  # a policy stopped a chunk short
+            spans.append(run(cache, sequence, sum(cuts)).spans[0])
+        made, dense = (sum(count(span, 3) for span in spans) for count in (visits.visits, visits.dense_visits))
+        return made, dense, sum(visits.rows_written(span, 3)[1] for span in spans)
+
+    assert counted(cuts) == counted([sum(cuts)])
 
 
-@given(cuts=st.lists(st.integers(1, 20), min_size=1, max_size=6), window=windows)
-def test_cutting_into_chunks_changes_no_visit(cuts: list[int], window: int | None) -> None:
-    ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
-    chunks = [span_of(start, end, window, layers=2) for start, end in zip([0, *ends], ends, strict=False)]
-    whole = span_of(0, ends[-1], window, layers=2)
-    assert sum(visits(chunk, 3) for chunk in chunks) == visits(whole, 3)
-    assert sum(rows_written(chunk, 3) for chunk in chunks) == rows_written(whole, 3)
+def test_a_selection_by_hand() -> None:
+    """64 tokens a page; 20 pages and 10 tokens of the 21st; 8 pages are read, 4 of them the newest full ones."""
+    cache, windows = cache_of([None] * 5), [None] * 5
+    sequence = sequence_of(CachePolicy("q8", budget=512), prompt=20 * 64 + 9, output=2)
+    chunks = list(whole_request(cache, sequence, 4096))
+    span = chunks[-1].spans[0]
+    assert (span.start, len(chunks)) == (20 * 64 + 9, 2)
+    assert visits.visits(span, 6) == 6 * (2 * 1290 + 3 * (7 * 64 + 10))
+    assert visits.rows_read(span, 2) == [(Q8, 2 * 2 * 1290), (Q8, 2 * 3 * (7 * 64 + 10))]
+    assert visits.bounds_read(span, 2) == 2 * 3 * (21 - 6)
+    meter = Meter(sequence)
+    for chunk in chunks:
+        meter.count(chunk, config_of(windows), weight_bytes=5)
+    assert meter.saved_by_pages == 6 * 3 * (1290 - 458)
+    assert meter.saved_by_window == 0
+
+
+def test_chosen_pages_of_two_formats_by_hand() -> None:
+    """Page 0 and those from 14 on are 8-bit; each head reads pages 0, 3, its own choice of 7 and 13 or 8 and 9, …"""
+    cache = cache_of([None] * 3)
+    sequence = sequence_of(CachePolicy("q4", budget=512), prompt=20 * 64 + 9, output=2)
+    *_, chunk = whole_request(cache, sequence, 512)
+    span = chunk.spans[0]
+    assert span.selection is not None
+    assert [(run.format.name, run.begin // 64) for run in span.formats] == [("q8", 0), ("q4", 1), ("q8", 14)]
+    span.selection.chosen[2] = [[0, 7, 13, 16, 17, 18, 19, 20], [0, 14, 15, 16, 17, 18, 19, 20]]
+    rows: Counter[str] = Counter()
+    for form, count in visits.rows_read(span, 2):
+        rows[form.name] += count
+    in_dense_layers = Counter(q8=2 * 2 * (64 + 1290 - 14 * 64), q4=2 * 2 * 13 * 64)
+    assert rows == in_dense_layers + Counter(q8=64 * (5 + 7) + 2 * 10, q4=64 * 2)
 
 
 def test_by_hand() -> None:
     # queries 4, 5, 6 with a window of 3 see keys 2-4, 3-5, 4-6: 9 entries, 5 columns; dense they see 5 + 6 + 7 = 18
-    span = KeySpan(layers=(0, 2), window=3, first_key=2, start=4, end=7, pages=(), first_page=0)
-    assert visits(span, heads=8) == 9 * 8 * 2
-    assert dense_visits(span, heads=8) == 18 * 8 * 2
-    assert rows_read(span, kv_heads=2) == 2 * 5 * 2 * 2
-    assert rows_written(span, kv_heads=2) == 2 * 3 * 2 * 2
+    runs = (FormatRun(Q8, 0, 7),)
+    span = KeySpan(layers=(0, 2), window=3, first_key=2, start=4, end=7, pages=(), first_page=0, formats=runs)
+    assert visits.visits(span, heads=8) == 9 * 8 * 2
+    assert visits.dense_visits(span, heads=8) == 18 * 8 * 2
+    assert visits.rows_read(span, kv_heads=2) == [(Q8, 5 * 2 * 2)]
+    assert visits.rows_written(span, kv_heads=2) == (Q8, 3 * 2 * 2)
 
 
 def test_a_million_tokens_are_counted_exactly() -> None:
-    last = KeySpan(tuple(range(80)), None, first_key=0, start=999_999, end=1_000_000, pages=(), first_page=0)
-    assert visits(last, heads=64) == 5_120_000_000  # the number of design.md
-    whole = KeySpan((0,), None, first_key=0, start=0, end=10**15, pages=(), first_page=0)
-    assert visits(whole, heads=1) == 500_000_000_000_000_500_000_000_000_000
+    last = KeySpan(tuple(range(80)), None, 0, 999_999, 1_000_000, pages=(), first_page=0, formats=())
+    assert visits.visits(last, heads=64) == 5_120_000_000  # the number of design.md
+    whole = KeySpan((0,), None, 0, 0, 10**15, pages=(), first_page=0, formats=())
+    assert visits.visits(whole, heads=1) == 500_000_000_000_000_500_000_000_000_000
+
+
+@given(st.integers(0, 10**12), st.integers(1, 50))
+def test_parts_sum_to_the_whole(whole: int, parts: int) -> None:
+    split = split_evenly(whole, parts)
+    assert (sum(split), len(split)) == (whole, parts)
+    assert max(split) - min(split) <= 1

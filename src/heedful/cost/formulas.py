@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from heedful.cost.visits import attended
 from heedful.models.config import ModelConfig
-from heedful.request import KV_ROW_BYTES
+from heedful.request import KV_ROW_BYTES, KVFormat
 
 KV_FORMATS = KV_ROW_BYTES
+
+
+@cache
+def key_and_value_bytes(form: KVFormat, head_dim: int) -> int:
+    """Of one token's row of keys and its row of values, in one KV head."""
+    return KV_FORMATS[form.keys](head_dim) + KV_FORMATS[form.values](head_dim)
 
 
 def bounds_bytes(head_dim: int) -> int:

@@ -7,7 +7,7 @@ whole. The step's energy follows the bytes that each sequence made it read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,11 +16,11 @@ from heedful.cache.policy import PAGE_LEN, SPARSE_SINKS, SPARSE_WINDOW, PagePoli
 from heedful.cache.prefix import PrefixReport
 from heedful.cost import visits
 from heedful.cost.energy import Energy
-from heedful.cost.formulas import KV_FORMATS, bounds_bytes
+from heedful.cost.formulas import bounds_bytes, key_and_value_bytes
 from heedful.cost.quality import Quality
 from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.models.config import ModelConfig
-from heedful.request import Batch, Chunk, KeySpan, KVFormat, Sequence
+from heedful.request import Batch, Chunk, KVFormat, Sequence
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,14 @@ class Meter:
 
     def count(self, chunk: Chunk, config: ModelConfig, weight_bytes: int) -> int:
         """Add one step. Visits of prompt tokens are prefill, of output tokens decode. Returns the bytes of KV read."""
-        made = dense = kv_bytes = 0
+        made = dense = 0
         for span in chunk.spans:
             span_visits, span_dense = visits.visits(span, config.num_heads), visits.dense_visits(span, config.num_heads)
-            self._save(span, span_dense - span_visits)
             made, dense = made + span_visits, dense + span_dense
-            rows = visits.rows_read(span, config.num_kv_heads)
-            kv_bytes += rows_bytes(rows, config.head_dim)
-            self.rows_read.update(rows)
-            self.rows_written.update(visits.rows_written(span, config.num_kv_heads))
-            bounds = visits.bounds_read(span, config.num_kv_heads)
-            kv_bytes += bounds * bounds_bytes(config.head_dim)
-            self.bounds_read += bounds
+            if span.selection is not None:
+                self.saved_by_pages += span_dense - span_visits
+            else:
+                self.saved_by_window += span_dense - span_visits
         if chunk.start < self.sequence.prompt_len:
             self.prefill_visits += made
         else:
@@ -100,13 +96,23 @@ class Meter:
         self.weight_bytes_read += weight_bytes
         self.tokens_computed += chunk.end - chunk.start
         self.logits_computed += chunk.reaches_end
-        return kv_bytes
+        return self._count_rows(chunk, config.num_kv_heads, config.head_dim)
 
-    def _save(self, span: KeySpan, visits_saved: int) -> None:
-        if span.selection is None:
-            self.saved_by_window += visits_saved
-        else:
-            self.saved_by_pages += visits_saved
+    def _count_rows(self, chunk: Chunk, kv_heads: int, head_dim: int) -> int:
+        """Returns the bytes read."""
+        rows, bounds = [], 0
+        for span in chunk.spans:
+            rows += visits.rows_read(span, kv_heads)
+            bounds += visits.bounds_read(span, kv_heads)
+            form, count = visits.rows_written(span, kv_heads)
+            self.rows_written[form] += count
+        for before, after, count in visits.rows_moved(chunk, kv_heads):
+            rows.append((before, count))
+            self.rows_written[after] += count
+        for form, count in rows:
+            self.rows_read[form] += count
+        self.bounds_read += bounds
+        return rows_bytes(rows, head_dim) + bounds * bounds_bytes(head_dim)
 
     def add_energy(self, energy: Energy, share: float) -> None:
         self.joules += energy.joules * share
@@ -131,8 +137,8 @@ class Meter:
             ),
             kv=KVTraffic(
                 policy.main.name,
-                rows_bytes(self.rows_read, config.head_dim) + self.bounds_read * bounds_bytes(config.head_dim),
-                rows_bytes(self.rows_written, config.head_dim),
+                rows_bytes(self.rows_read.items(), config.head_dim) + self.bounds_read * bounds_bytes(config.head_dim),
+                rows_bytes(self.rows_written.items(), config.head_dim),
                 self.held_bytes_peak,
                 2 * self.rows_read.total(),
                 self.bounds_read,
@@ -183,11 +189,9 @@ def split_evenly(whole: int, parts: int) -> list[int]:
     return [whole // parts + (i < whole % parts) for i in range(parts)]
 
 
-def rows_bytes(rows: Mapping[KVFormat, int], head_dim: int) -> int:
+def rows_bytes(rows: Iterable[tuple[KVFormat, int]], head_dim: int) -> int:
     """Bytes of so many rows of keys and as many of values, by format."""
-    return sum(
-        count * (KV_FORMATS[form.keys](head_dim) + KV_FORMATS[form.values](head_dim)) for form, count in rows.items()
-    )
+    return sum(count * key_and_value_bytes(form, head_dim) for form, count in rows)
 
 
 def policy_in_words(policy: PagePolicy, windows: tuple[int | None, ...]) -> dict[str, Any]:

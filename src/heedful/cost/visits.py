@@ -4,10 +4,15 @@ Owns the definition of a token visit and of a KV row (design.md section 2); ever
 nothing of bytes, seconds or joules.
 """
 
-from collections import Counter
+from __future__ import annotations
+
+import numpy as np
 
 from heedful.cache.policy import PAGE_LEN
-from heedful.request import FormatRun, KeySpan, KVFormat
+from heedful.request import Chunk, FormatRun, KeySpan, KVFormat
+
+RowCounts = list[tuple[KVFormat, int]]
+"""Rows of keys by the format of their pages; as many rows of values go with them. A format may come twice."""
 
 
 def attended(start: int, end: int, window: int | None) -> int:
@@ -24,28 +29,30 @@ def _attended_before(end: int, window: int | None) -> int:
     return rising * (rising + 1) // 2 + level
 
 
-def reach(span: KeySpan) -> int | None:
-    """Most keys that a query of the span sees; None: no limit."""
-    return None if span.window is None else span.window + span.sinks
-
-
-def selected_layers(span: KeySpan) -> tuple[int, ...]:
+def selected_layers(span: KeySpan) -> list[int]:
     """The span's layers that read chosen pages only."""
     selection = span.selection
-    return () if selection is None else tuple(layer for layer in span.layers if layer >= selection.dense_layers)
+    return [] if selection is None else [layer for layer in span.layers if layer >= selection.dense_layers]
 
 
-def selected_keys(span: KeySpan) -> int:
-    """Keys that a query sees in a layer of `selected_layers`: whole pages, and its own page up to itself."""
-    assert span.selection is not None, span
-    return (span.selection.num_pages - 1) * PAGE_LEN + (span.end - 1) % PAGE_LEN + 1
+def selected_keys(num_pages: int, position: int) -> int:
+    """Keys that the query at `position` sees where it reads `num_pages` pages: its own only up to itself."""
+    return (num_pages - 1) * PAGE_LEN + position % PAGE_LEN + 1
+
+
+def candidate_pages(pages: int, local_pages: int) -> int:
+    """Of a sequence's pages those that are chosen by bound: not the first, the newest full ones and the query's own."""
+    return pages - 2 - local_pages
 
 
 def visits(span: KeySpan, heads: int) -> int:
     """Token visits of one chunk in one layer group; `heads` are the query heads of a layer."""
+    most_seen = None if span.window is None else span.window + span.sinks
+    seen, layers = attended(span.start, span.end, most_seen), len(span.layers)
+    if span.selection is None:
+        return heads * layers * seen
     chosen = len(selected_layers(span))
-    seen = (len(span.layers) - chosen) * attended(span.start, span.end, reach(span))
-    return heads * (seen + (chosen * selected_keys(span) if chosen else 0))
+    return heads * ((layers - chosen) * seen + chosen * selected_keys(span.selection.num_pages, span.start))
 
 
 def dense_visits(span: KeySpan, heads: int) -> int:
@@ -53,45 +60,57 @@ def dense_visits(span: KeySpan, heads: int) -> int:
     return heads * len(span.layers) * attended(span.start, span.end, None)
 
 
-def rows_read(span: KeySpan, kv_heads: int) -> Counter[KVFormat]:
-    """Rows of keys that the chunk reads, by their pages' format: every position that any of its queries sees, once.
+def rows_read(span: KeySpan, kv_heads: int) -> RowCounts:
+    """Rows of keys that the chunk's queries read: every position that any of them sees, once.
 
-    As many rows of values are read.
+    Of a span with a selection this is known when the step has run, and `selection.chosen` is what was read.
     """
     chosen = selected_layers(span)
-    rows: Counter[KVFormat] = Counter()
-    for run in span.formats:
-        keys = _overlap(run, 0, min(span.sinks, span.end)) + _overlap(run, span.first_key, span.end)
-        rows[run.format] += kv_heads * (len(span.layers) - len(chosen)) * keys
-        if chosen:
-            rows[run.format] += _rows_chosen(span, chosen, run, kv_heads)
-    return rows
+    rows, of_head = [], kv_heads * (len(span.layers) - len(chosen))
+    if of_head:
+        sinks = min(span.sinks, span.end)
+        for run in span.formats:
+            rows.append((run.format, of_head * (_overlap(run, 0, sinks) + _overlap(run, span.first_key, span.end))))
+    return rows + _rows_chosen(span, chosen, kv_heads) if chosen else rows
 
 
-def rows_written(span: KeySpan, kv_heads: int) -> Counter[KVFormat]:
-    """Rows of keys that the chunk stores, by format: those of its own positions. As many rows of values are."""
-    rows: Counter[KVFormat] = Counter()
-    for run in span.formats:
-        rows[run.format] += kv_heads * len(span.layers) * _overlap(run, span.start, span.end)
-    return rows
+def rows_written(span: KeySpan, kv_heads: int) -> tuple[KVFormat, int]:
+    """Rows of keys that the chunk stores: those of its own positions, which are in the newest pages' format."""
+    return span.formats[-1].format, kv_heads * len(span.layers) * (span.end - span.start)
+
+
+def rows_moved(chunk: Chunk, kv_heads: int) -> list[tuple[KVFormat, KVFormat, int]]:
+    """(format read, format written, rows of keys) of each page that was rewritten before the step."""
+    found = []
+    for move in chunk.moves:
+        span = chunk.spans[move.group]
+        precise, main = span.formats[0].format, span.formats[1].format  # the first page stays precise
+        found.append((precise, main, kv_heads * len(span.layers) * PAGE_LEN))
+    return found
 
 
 def bounds_read(span: KeySpan, kv_heads: int) -> int:
-    """Pages' bounds that were read to choose pages, one a KV head, layer and page that is not read in any case."""
-    if span.selection is None or not span.selection.renew:
+    """Pages' bounds that were read to choose pages: one a KV head, layer and page that may be chosen."""
+    selection = span.selection
+    if selection is None or not selection.renew:
         return 0
-    pages = (span.end - 1) // PAGE_LEN + 1
-    return kv_heads * len(selected_layers(span)) * (pages - 1 - span.selection.local_pages)
+    pages = span.start // PAGE_LEN + 1
+    return kv_heads * len(selected_layers(span)) * candidate_pages(pages, selection.local_pages)
 
 
 def _overlap(run: FormatRun, begin: int, end: int) -> int:
     return max(0, min(run.end, end) - max(run.begin, begin))
 
 
-def _rows_chosen(span: KeySpan, layers: tuple[int, ...], run: FormatRun, kv_heads: int) -> int:
-    if len(span.formats) == 1:
-        return kv_heads * len(layers) * selected_keys(span)
+def _rows_chosen(span: KeySpan, layers: list[int], kv_heads: int) -> RowCounts:
+    """Chosen pages are full but for the query's own, which is one of the newest."""
     assert span.selection is not None, span
-    first = span.selection.chosen[list(layers)] * PAGE_LEN  # positions where the chosen pages begin
-    in_run = first[(first >= run.begin) & (first < run.end)]
-    return int((span.end - in_run).clip(max=PAGE_LEN).sum())
+    left = kv_heads * len(layers) * selected_keys(span.selection.num_pages, span.start)
+    rows = []
+    if len(span.formats) > 1:
+        pages = span.selection.chosen[layers]
+        for run in span.formats[:-1]:
+            inside = (pages >= run.begin // PAGE_LEN) & (pages < run.end // PAGE_LEN)
+            rows.append((run.format, PAGE_LEN * int(np.count_nonzero(inside))))
+            left -= rows[-1][1]
+    return [*rows, (span.formats[-1].format, left)]
