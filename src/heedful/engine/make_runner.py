@@ -6,11 +6,10 @@ import importlib.util
 import logging
 
 from heedful.cache.policy import PAGE_LEN
-from heedful.cost.formulas import KV_FORMATS
 from heedful.engine.runner import Runner
 from heedful.errors import BadParameter, CacheFull, UnsupportedModel
 from heedful.kernels import native
-from heedful.request import DEFAULT_KV_FORMAT
+from heedful.request import DEFAULT_KV_FORMAT, KV_ROW_BYTES, KVFormat
 from heedful.weights.load import LoadedModel
 
 CACHE_MEMORY_SHARE = 0.6
@@ -20,7 +19,8 @@ LARGEST_CACHE = 2 << 30
 CONTEXTS_HELD = 4
 """The cache grows to 2 GiB, or to so many full contexts where that is more: running sequences and shared prefixes."""
 
-KV_CHOICES = {"native": tuple(native.KV_FORMATS), "torch": ("f32",)}
+KV_NUMBERS = {"native": native.KV_NUMBERS, "torch": ("f32",)}
+"""Of keys and of values, apart, where a request names no format of its own."""
 
 _BUILD = "Install a C++ compiler, then heedful again."
 
@@ -44,13 +44,14 @@ def make_runner(
     """
     chosen = _chosen(kind)
     kv_format = kv_format or (DEFAULT_KV_FORMAT if chosen == "native" else "f32")
-    if kv_format not in KV_CHOICES[chosen]:
-        raise BadParameter("kv", f"{kv_format!r} is not a format of the {chosen} runner", _choices(KV_CHOICES[chosen]))
+    form = KVFormat.parse(kv_format)
+    if not {form.keys, form.values} <= set(KV_NUMBERS[chosen]):
+        raise BadParameter("kv", f"{kv_format!r} is not a format of the {chosen} runner", _choices(KV_NUMBERS[chosen]))
     if weights_format not in (None, "q8", "q4") or (weights_format and chosen != "native"):
         raise BadParameter(
             "weights", f"{weights_format!r} is not known to the {chosen} runner", "Native has q8 and q4."
         )
-    capacity = _capacity_tokens(loaded, chosen, kv_format, context_len, free_memory_bytes)
+    capacity = _capacity_tokens(loaded, chosen, form, context_len, free_memory_bytes)
     config, weights = loaded.config, loaded.weights
     if chosen == "native":
         from heedful.engine.native_runner import NativeRunner
@@ -69,8 +70,8 @@ def make_runner(
 
 
 def _chosen(kind: str) -> str:
-    if kind not in ("auto", *KV_CHOICES):
-        raise BadParameter("runner", f"{kind!r} is not known", _choices(("auto", *KV_CHOICES)))
+    if kind not in ("auto", *KV_NUMBERS):
+        raise BadParameter("runner", f"{kind!r} is not known", _choices(("auto", *KV_NUMBERS)))
     if kind in ("auto", "native") and native.is_built():
         return "native"
     if kind == "native":
@@ -87,12 +88,13 @@ def _choices(names: tuple[str, ...]) -> str:
     return "Choose one of: " + ", ".join(names) + "."
 
 
-def _capacity_tokens(loaded: LoadedModel, kind: str, kv_format: str, context_len: int, free_memory_bytes: int) -> int:
+def _capacity_tokens(loaded: LoadedModel, kind: str, form: KVFormat, context_len: int, free_memory_bytes: int) -> int:
     """Tokens whose keys and values fit into what is free, at most LARGEST_CACHE and some contexts."""
     config = loaded.config
     stored = sum(tensor.num_bytes for tensor in loaded.weights.values())
     weights_bytes = stored if kind == "native" else 4 * sum(t.num_weights for t in loaded.weights.values())
-    token_bytes = 2 * config.num_kv_heads * config.num_layers * KV_FORMATS[kv_format](config.head_dim)
+    row_bytes = KV_ROW_BYTES[form.keys](config.head_dim) + KV_ROW_BYTES[form.values](config.head_dim)
+    token_bytes = config.num_kv_heads * config.num_layers * row_bytes
     if not free_memory_bytes:
         return CONTEXTS_HELD * context_len
     affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes // PAGE_LEN * PAGE_LEN

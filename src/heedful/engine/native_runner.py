@@ -2,23 +2,24 @@
 call a step. What people get on a CPU; torch_runner.py is what it is judged by.
 
 Matrices are repacked at load into panels of 8 interleaved rows (kernels/csrc/ops.h); 4-bit and 8-bit ones multiply with
-activations rounded to 8 bits. Keys and values lie in pages as 8-bit rows ("q8") or half floats ("f16").
+activations rounded to 8 bits. Keys and values lie in pages in any number format each (csrc/pages.h).
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heedful.cache.pages import ARENA_PAGES, KVCache, PageLayout
+from heedful.cache.pages import KVCache, PageLayout
+from heedful.cache.policy import rotation_block
 from heedful.cost.meter import RunnerFacts
 from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
-from heedful.request import Batch, KVFormat
+from heedful.request import Batch, KeySpan, KVFormat
 from heedful.weights.names import Weights, WeightsToPlace
 from heedful.weights.quantize import dequantize
 from heedful.weights.tensor import StoredTensor, forget_pages
@@ -67,15 +68,17 @@ class NativeRunner:
             config.head_dim,
             lambda form: _page_layout(form, config.num_kv_heads, config.head_dim),
             default=KVFormat.parse(kv_format),
-            numbers=tuple(native.KV_FORMATS),
+            numbers=native.KV_NUMBERS,
             capacity_tokens=capacity_tokens,
         )
         self._arenas_known = 0
+        self._set_layers()
         forget_pages(weights.values())
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         self._hand_over_arenas()
         chunks = batch.chunks
+        self._move_pages(batch)
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = np.array([p for chunk in chunks for p in range(chunk.start, chunk.end)], dtype=np.int32)
         starts = [0, *accumulate(chunk.end - chunk.start for chunk in chunks)]
@@ -120,14 +123,25 @@ class NativeRunner:
         head_bytes = self._set_product(0, "head", [head], _NO_FLOATS)
         return RunnerFacts(linear_bytes, head_bytes)
 
+    def _set_layers(self) -> None:
+        """Which layer group's spans each layer reads, and how it turns."""
+        ropes = _rope_tables(self.config)
+        for index, group in enumerate(self.cache.groups):
+            for layer in group.layers:
+                self._decoder.set_layer(layer, index, ropes.index(self.config.rope_of(layer)))
+
     def _hand_over_arenas(self) -> None:
         """Those that are new since the last step."""
-        ropes = _rope_tables(self.config)
         for arena in self.cache.arenas[self._arenas_known :]:
+            keys, values = (native.KV_NUMBERS.index(number) for number in (arena.format.keys, arena.format.values))
             for layer, pages in arena.buffers.items():
-                rope = ropes.index(self.config.rope_of(layer))
-                self._decoder.set_pages(layer, native.KV_FORMATS[arena.format.name], pages, arena.group, rope)
+                self._decoder.set_pages(layer, arena.index, keys, values, pages)
         self._arenas_known = len(self.cache.arenas)
+
+    def _move_pages(self, batch: Batch) -> None:
+        moves = [(move.group, move.source, move.target) for chunk in batch.chunks for move in chunk.moves]
+        if moves:
+            self._decoder.move_pages(np.array(moves, dtype=np.int32))
 
     def _build_layer(self, layer: int) -> int:
         """Returns the bytes of its matrices."""
@@ -185,8 +199,8 @@ class NativeRunner:
 
 
 def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
-    """How the native kernels lay out a page; the first byte to the last belong to attention.cpp."""
-    return PageLayout(native.module().page_bytes(form.name, kv_heads, head_dim, "portable"))
+    """How the native kernels lay out a page; the first byte to the last belong to pages.cpp."""
+    return PageLayout(native.module().page_bytes(form.keys, form.values, kv_heads, head_dim, "portable"))
 
 
 def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
@@ -217,6 +231,7 @@ def _new_decoder(config: ModelConfig, threads: int, variant: str) -> Any:
         norm_eps=config.norm_eps,
         activation=_ACTIVATIONS.index(config.activation),
         gated_mlp=config.gated_mlp,
+        rotation_block=rotation_block(config.head_dim),
         query_scale=config.query_scale,
         attention_softcap=config.attention_softcap or 0.0,
         logit_softcap=config.logit_softcap or 0.0,
@@ -237,12 +252,24 @@ def _rope_arrays(rope: Rope | None) -> tuple[npt.NDArray[np.float32], float]:
 
 
 def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """(chunks, groups, 5) start, end, window (0: none), first page, where its pages begin in the second array."""
+    """Table (chunks, groups, columns) as bind_step.cpp reads it, and all spans' pages, to which it points."""
     rows: list[tuple[int, ...]] = []
-    pages: list[int] = []
+    pages: list[tuple[int, ...]] = []
+    offset = 0
     for chunk in batch.chunks:
         for span in chunk.spans:
-            rows.append((span.start, span.end, span.window or 0, span.first_page, len(pages)))
-            pages.extend(page % ARENA_PAGES for page in span.pages)
-    groups = len(batch.chunks[0].spans)
-    return np.array(rows, dtype=np.int32).reshape(len(batch.chunks), groups, 5), np.array(pages, dtype=np.int32)
+            rows.append(_span_row(span, offset))
+            pages += (span.pages, span.sink_pages)
+            offset += len(span.pages) + len(span.sink_pages)
+    table = np.array(rows, dtype=np.int32).reshape(len(batch.chunks), len(batch.chunks[0].spans), -1)
+    return table, np.fromiter(chain.from_iterable(pages), dtype=np.int32, count=offset)
+
+
+def _span_row(span: KeySpan, offset: int) -> tuple[int, ...]:
+    """start, end, window (0: none), first page, where its pages begin, sinks, where their pages begin, sink distance
+    (-1: none), rotated.
+    """
+    distance = -1 if span.sink_distance is None else span.sink_distance
+    rotated = int(span.formats[0].format.rotated)
+    sinks_at = offset + len(span.pages)
+    return span.start, span.end, span.window or 0, span.first_page, offset, span.sinks, sinks_at, distance, rotated

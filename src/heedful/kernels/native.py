@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-KV_FORMATS = {"f16": 0, "q8": 1}  # csrc/ops.h, as are:
+KV_NUMBERS = ("f32", "f16", "q8", "q4")  # their order is csrc/ops.h's, as are:
 PANEL_FORMATS = ("f32", "f16", "w4", "w8")
 
 

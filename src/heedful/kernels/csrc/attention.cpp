@@ -1,17 +1,15 @@
-// KV pages and attention over them. Shapes as in ops.h; P: D rounded up to a multiple of 8, channels past D are zero.
+// Attention over KV pages. Shapes as in ops.h, layouts in pages.h, products in products.h.
 //
-// A page holds, KV head after KV head, 64 keys then 64 values, every part a multiple of 64 bytes:
-//   q8   keys   int8  [8 groups][P / 2 channel pairs][8 tokens][2 channels], then 64 float scales
-//        values int8  [32 token pairs][P channels][2 tokens],                then 64 float scales
-//   f16  keys   half  [8 groups][P channels][8 tokens]
-//        values half  [64 tokens][P channels]
-// So both products of attention are the same one: a row of factors times lanes of eight, no sum across lanes, and a
-// head's keys and values are one stream. q8: the query is rounded to int16 with one scale a row, the softmax weights
-// times the values' scales to int16 with one scale a row and page; products and sums of a page are exact in int32.
-//
-// A row (one query of one head) goes through a segment's pages in order with its own maximum, sum and accumulators.
-// Nothing of a row depends on the rows beside it: integer sums have no order, float sums run along channels or tokens,
-// and what a row may not see joins them as an exact zero.
+// The number formats of keys and values are independent, and found page by page: the scores of a page come from the
+// product of its keys' format, the softmax is one, and what joins the sums is the product of its values' format.
+//   f32, f16  factors are floats
+//   q8        the query is rounded to int16 with one scale a row, the softmax weights times the values' scales to int16
+//             with one scale a row and page; products and sums of a page are exact in int32
+//   q4        the query is rounded to int8 with one scale a block of 32 channels; the weights times the values' scales
+//             of a block to int16 with one scale a row, page and block; sums are exact within a block
+// A row (one query of one head) goes through a run's pages in order with its own maximum, sum and accumulators. Nothing
+// of a row depends on the rows beside it: integer sums have no order, float sums run along channels or tokens, and what
+// a row may not see joins them as an exact zero.
 //
 // Speeds: ns a row and page (64 keys, D = 64) on one Zen 4 thread at 3.4 GHz, AVX2 only, in the cache; q8 / f16.
 //   decode, 3 rows        222 / 361   four vectors a register tile, compiler's own order of instructions
@@ -33,8 +31,7 @@
 #include <cstring>
 #include <limits>
 
-#include "lanes.h"
-#include "ops.h"
+#include "products.h"
 
 namespace heedful::HEEDFUL_VARIANT {
 namespace {
@@ -42,245 +39,121 @@ namespace {
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr int kRowTile = 6;  // rows that share a load of keys or values in registers
 constexpr int kPageLanes = kPageLen / kLanes;
-
-int padded(int head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
-
-// ---- formats: what a product's factors and elements are -----------------------------------------------------------
-
-struct Q8 {  // two elements a lane and step
-    using Element = int8_t;
-    using Factor = int16_t;
-    using Sums = Ints;
-    static constexpr int kDepth = 2;
-    static constexpr bool kScaled = true;
-    static Sums zero() { return no_ints(); }
-    static Shorts load(const Element* p) { return load_pairs(p); }
-    static Shorts splat(const Factor* p) { return splat_pair(p); }
-    static Sums add_products(Sums sums, Shorts a, Shorts b) { return add_pair_products(sums, a, b); }
-};
-
-struct F16 {
-    using Element = uint16_t;
-    using Factor = float;
-    using Sums = Floats;
-    static constexpr int kDepth = 1;
-    static constexpr bool kScaled = false;
-    static Sums zero() { return HEEDFUL_VARIANT::splat(0.0f); }
-    static Floats load(const Element* p) { return load_halves(p); }
-    static Floats splat(const Factor* p) { return HEEDFUL_VARIANT::splat(*p); }
-    static Sums add_products(Sums sums, Floats a, Floats b) { return accumulate(sums, a, b); }
-};
-
-// Bytes of one side, the keys or the values, of one KV head in a page: elements, then scales.
-template <class Format>
-size_t element_bytes(int padded_dim) {
-    return static_cast<size_t>(kPageLen) * padded_dim * sizeof(typename Format::Element);
-}
-template <class Format>
-size_t side_bytes(int padded_dim) {
-    return element_bytes<Format>(padded_dim) + (Format::kScaled ? kPageLen * sizeof(float) : 0);
-}
-
-template <class Format>
-uint8_t* head_of(const PageBuffer& pages, int page, int kv_head) {
-    return pages.base + page * pages.page_bytes + 2 * kv_head * side_bytes<Format>(padded(pages.head_dim));
-}
-
-// ---- storing ------------------------------------------------------------------------------------------------------
-
-float largest_magnitude(const float* x, int count) {
-    Floats best = splat(0.0f);
-    int i = 0;
-    for (; i + kLanes <= count; i += kLanes) best = max(best, abs(load(x + i)));
-    float magnitude = largest(best);
-    for (; i < count; ++i) magnitude = std::fabs(x[i]) > magnitude ? std::fabs(x[i]) : magnitude;
-    return magnitude;
-}
-
-// Scale of a row: max abs / limit. A row of zeros has scale 0, and any divisor makes its codes 0.
-float scale_of(const float* x, int count, float limit) { return largest_magnitude(x, count) / limit; }
-float divisor_of(float scale) { return scale > 0 ? scale : 1.0f; }
-
-Floats bounded(Floats x, float limit) { return min(max(x, splat(-limit)), splat(limit)); }
-
-constexpr int kRounded = 2 * kLanes;  // channels rounded at once
-
-// codes[i] = x[i] / divisor, rounded half to even, in [-limit, limit], for 16 channels; codes past `count` are 0.
-void round_channels(const float* x, int count, float divisor, float limit, int16_t* codes) {
-    float tail[kRounded] = {};
-    if (count < kRounded) {
-        std::memcpy(tail, x, sizeof(float) * count);
-        x = tail;
-    }
-    const Floats low = div(load(x), splat(divisor)), high = div(load(x + kLanes), splat(divisor));
-    store_pairs(codes, round_to_shorts(bounded(low, limit), bounded(high, limit)));
-}
-
-// put(c, code of channel c) for all channels of a row up to P; returns the row's scale.
-template <class Put>
-float round_to_bytes(const float* x, int dim, Put&& put) {
-    constexpr float kLimit = 127.0f;
-    const float scale = scale_of(x, dim, kLimit);
-    for (int c = 0; c < padded(dim); c += kRounded) {
-        int16_t codes[kRounded];
-        round_channels(x + c, dim - c, divisor_of(scale), kLimit, codes);
-        const int left = padded(dim) - c;
-        for (int i = 0; i < (left < kRounded ? left : kRounded); ++i) put(c + i, static_cast<uint8_t>(codes[i]));
-    }
-    return scale;
-}
-
-void store_q8(uint8_t* head, int dim, int slot, const float* key, const float* value) {
-    const int channels = padded(dim);
-    const size_t scale_at = element_bytes<Q8>(channels) + slot * sizeof(float);
-    uint8_t* keys = head + slot / kLanes * kLanes * channels + slot % kLanes * 2;
-    float scale = round_to_bytes(key, dim, [&](int c, uint8_t code) { keys[c / 2 * 2 * kLanes + c % 2] = code; });
-    std::memcpy(head + scale_at, &scale, sizeof scale);
-    uint8_t* side = head + side_bytes<Q8>(channels);
-    uint8_t* values = side + slot / 2 * 2 * channels + slot % 2;
-    scale = round_to_bytes(value, dim, [&](int c, uint8_t code) { values[2 * c] = code; });
-    std::memcpy(side + scale_at, &scale, sizeof scale);
-}
-
-// Within the range of half floats: a key beyond it must not become infinite, and the softmax NaN.
-float saturated(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
-
-void store_f16(uint8_t* head, int dim, int slot, const float* key, const float* value) {
-    const int channels = padded(dim);
-    uint16_t* keys = reinterpret_cast<uint16_t*>(head) + slot / kLanes * kLanes * channels + slot % kLanes;
-    uint16_t* values = reinterpret_cast<uint16_t*>(head + side_bytes<F16>(channels)) + slot * channels;
-    for (int c = 0; c < channels; ++c) {
-        keys[c * kLanes] = c < dim ? to_half(saturated(key[c])) : 0;
-        values[c] = c < dim ? to_half(saturated(value[c])) : 0;
-    }
-}
-
-// ---- the product --------------------------------------------------------------------------------------------------
-
-// Where lanes of elements lie: step s of vector v is at data + s * step + v * vector, both in elements.
-template <class Format>
-struct Lattice {
-    const typename Format::Element* data;
-    size_t step, vector;
-    int first_vector, vectors;  // up to `vectors`
-    int begin, end;             // steps
-    const uint8_t* ahead;       // the same lattice of the page that is read next
-};
-
-// finish(r, v, sum over steps of factors[r][step] * lanes of vector v) for R rows and V vectors from v0 on.
-template <class Format, int R, int V, class Finish>
-inline void multiply_tile(const typename Format::Factor* factors, size_t row_stride, const Lattice<Format>& b, int v0,
-                          Finish&& finish) {
-    constexpr size_t kLoadBytes = kLanes * Format::kDepth * sizeof(typename Format::Element);
-    typename Format::Sums sums[R][V];
-    for (auto& row : sums)
-        for (auto& sum : row) sum = Format::zero();
-    const auto multiply_step = [&](int s) {
-        decltype(Format::load(b.data)) lanes[V];
-        for (int v = 0; v < V; ++v) lanes[v] = Format::load(b.data + s * b.step + (v0 + v) * b.vector);
-        for (int r = 0; r < R; ++r) {
-            const auto factor = Format::splat(factors + r * row_stride + s * Format::kDepth);
-            for (int v = 0; v < V; ++v) sums[r][v] = Format::add_products(sums[r][v], factor, lanes[v]);
-        }
-    };
-    const uint8_t* ahead = b.ahead + static_cast<size_t>(v0) * (b.end - b.begin) * kLoadBytes;
-    int s = b.begin;
-    for (; s + 2 <= b.end; s += 2, ahead += 2 * V * kLoadBytes) {
-        for (size_t line = 0; line < 2 * V * kLoadBytes; line += 64) prefetch(ahead + line);
-        multiply_step(s);
-        multiply_step(s + 1);
-    }
-    if (s < b.end) multiply_step(s);
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) finish(r, v0 + v, to_floats(sums[r][v]));
-}
-
-template <class Format, int R, class Finish>
-inline void multiply_rows(const typename Format::Factor* factors, size_t row_stride, const Lattice<Format>& b,
-                          Finish&& finish) {
-    constexpr int kVectors = R <= 2 ? 4 : R == 3 ? 3 : 2;  // as many sums as fit in 16 registers beside what they need
-    int v = b.first_vector;
-    for (; v + kVectors <= b.vectors; v += kVectors)
-        multiply_tile<Format, R, kVectors>(factors, row_stride, b, v, finish);
-    for (; v + 2 <= b.vectors; v += 2) multiply_tile<Format, R, 2>(factors, row_stride, b, v, finish);
-    if (v < b.vectors) multiply_tile<Format, R, 1>(factors, row_stride, b, v, finish);
-}
-
-template <class Format, class Finish>
-inline void multiply(int rows, const typename Format::Factor* factors, size_t row_stride, const Lattice<Format>& b,
-                     Finish&& finish) {
-    switch (rows) {
-        case 1: return multiply_rows<Format, 1>(factors, row_stride, b, finish);
-        case 2: return multiply_rows<Format, 2>(factors, row_stride, b, finish);
-        case 3: return multiply_rows<Format, 3>(factors, row_stride, b, finish);
-        case 4: return multiply_rows<Format, 4>(factors, row_stride, b, finish);
-        case 5: return multiply_rows<Format, 5>(factors, row_stride, b, finish);
-        default: return multiply_rows<Format, kRowTile>(factors, row_stride, b, finish);
-    }
-}
 
 // ---- rows of a tile -----------------------------------------------------------------------------------------------
 
-// The rows of queries [q0, q1) of a group, in scratch. Row r is query q0 + r / group, head r % group.
-template <class Format>
+// The rows of queries [q0, q1) of a group, in scratch. Row r is query q0 + r / group, head r % group. Of the three kinds
+// of factors those are filled that the formats of the run's keys ask for. Scales turn a product to a score in powers of
+// two, or to score / cap where there is a soft cap.
 struct Rows {
-    int count, channels;               // channels: padded
-    typename Format::Factor* factors;  // (count, channels): the queries
-    float* scales;  // (count): of a product: to its score in powers of two, or to score / cap where there is a soft cap
-    float* maxima;                     // (count), in powers of two
-    float* sums;                       // (count, 8): lanes of the sum of weights
-    float* values;                     // (count, channels): sum of weight * value
+    int count, channels, blocks;    // channels: padded
+    float* floats;                  // (count, channels): f32, f16
+    int16_t* shorts;                // (count, channels): q8
+    float* short_scales;            // (count)
+    int8_t* bytes;                  // (count, blocks, 32): q4
+    float* byte_scales;             // (count, blocks)
+    int32_t* byte_starts;           // (count, blocks): -8 * sum of a block's codes
+    float* maxima;                  // (count), in powers of two
+    float* sums;                    // (count, 8): lanes of the sum of weights
+    float* values;                  // (count, channels): sum of weight * value
 };
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Lays the parts of `rows` out from `at` on, and returns the end. With at = null it only counts bytes.
-template <class Format>
-size_t lay_out(Rows<Format>& rows, uint8_t* at) {
+size_t lay_out(Rows& rows, uint8_t* at) {
     size_t used = at ? aligned(reinterpret_cast<uintptr_t>(at)) - reinterpret_cast<uintptr_t>(at) : 63;
     const auto place = [&](auto*& part, size_t count) {
         if (at) part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(at + used);
         used += aligned(count * sizeof(*part));
     };
-    const size_t count = rows.count, channels = rows.channels;
-    place(rows.factors, count * channels + kLanes);  // a row is rounded 16 at a time
-    place(rows.scales, count);
+    const size_t count = rows.count, channels = rows.channels, blocks = rows.blocks;
+    place(rows.floats, count * channels);
+    place(rows.shorts, count * channels + kLanes);  // a row is rounded 16 at a time
+    place(rows.short_scales, count);
+    place(rows.bytes, count * blocks * kBlock);
+    place(rows.byte_scales, count * blocks);
+    place(rows.byte_starts, count * blocks);
     place(rows.maxima, count);
     place(rows.sums, count * kLanes);
     place(rows.values, count * channels);
     return used;
 }
 
-void set_factors(const float* q, int dim, float scale, int16_t* factors, float* row_scale) {
+void set_floats(const float* q, int dim, float scale, float* factors) {
+    for (int c = 0; c < padded(dim); ++c) factors[c] = c < dim ? q[c] * scale : 0.0f;
+}
+
+void set_shorts(const float* q, int dim, float scale, int16_t* factors, float* row_scale) {
     constexpr float kLimit = 32767.0f;
     const float step = scale_of(q, dim, kLimit);
     for (int c = 0; c < dim; c += kRounded) round_channels(q + c, dim - c, divisor_of(step), kLimit, factors + c);
     *row_scale = step * scale;
 }
 
-void set_factors(const float* q, int dim, float scale, float* factors, float* row_scale) {
-    for (int c = 0; c < padded(dim); ++c) factors[c] = c < dim ? q[c] * scale : 0.0f;
-    *row_scale = 1.0f;
+// One block of 32 channels, or of what is left of them.
+void set_bytes(const float* q, int left, float scale, int8_t* codes, float* block_scale, int32_t* start) {
+    constexpr float kLimit = 127.0f;
+    const float step = scale_of(q, left < kBlock ? left : kBlock, kLimit);
+    int32_t sum = 0;
+    for (int c = 0; c < kBlock; c += kRounded) {
+        alignas(32) int16_t rounded[kRounded];
+        round_channels(q + c, left - c, divisor_of(step), kLimit, rounded);
+        for (int i = 0; i < kRounded; ++i) {
+            codes[c + i] = static_cast<int8_t>(rounded[i]);
+            sum += rounded[i];
+        }
+    }
+    *block_scale = step * scale;
+    *start = -8 * sum;
 }
 
-struct Work {  // what a call of attend_segment was asked
-    const PageBuffer& pages;
+struct Work {  // what a call of attend was asked
+    const PageBuffer* arenas;
     const AttentionShape& shape;
-    const Span& span;
-    int kv_head, q0, q1;
-    int group() const { return shape.heads / pages.kv_heads; }
+    const KeyRun& keys;
+    const QueryRows& queries;
+    int group() const { return shape.heads / shape.kv_heads; }
+    const PageBuffer& arena(int32_t page) const { return arenas[page / kArenaPages]; }
 };
 
-template <class Format>
-void start_rows(const Work& work, const float* q, int q_stride, Rows<Format>& rows) {
-    const int dim = work.pages.head_dim, group = work.group();
+struct Kinds {  // of factors
+    bool floats = false, shorts = false, bytes = false;
+};
+
+Kinds kinds_of(const Work& work) {
+    Kinds kinds;
+    for (int i = 0; i < work.keys.count; ++i) switch (work.arena(work.keys.pages[i]).format.keys) {
+            case KvNumber::f32:
+            case KvNumber::f16: kinds.floats = true; break;
+            case KvNumber::q8: kinds.shorts = true; break;
+            case KvNumber::q4: kinds.bytes = true; break;
+        }
+    return kinds;
+}
+
+void set_factors(const float* q, const Work& work, Kinds kinds, const Rows& rows, int r) {
+    const int dim = work.shape.head_dim;
     const float scale = work.shape.softcap > 0 ? work.shape.scale / work.shape.softcap : work.shape.scale * kLog2E;
+    const size_t at = static_cast<size_t>(r) * rows.channels;
+    if (kinds.floats) set_floats(q, dim, scale, rows.floats + at);
+    if (kinds.shorts) set_shorts(q, dim, scale, rows.shorts + at, rows.short_scales + r);
+    for (int b = 0; kinds.bytes && b < rows.blocks; ++b) {
+        const size_t block = static_cast<size_t>(r) * rows.blocks + b;
+        set_bytes(q + b * kBlock, dim - b * kBlock, scale, rows.bytes + block * kBlock, rows.byte_scales + block,
+                  rows.byte_starts + block);
+    }
+}
+
+void start_rows(const Work& work, Rows& rows) {
+    const QueryRows& queries = work.queries;
+    const int group = work.group();
+    const Kinds kinds = kinds_of(work);
     for (int r = 0; r < rows.count; ++r) {
-        const size_t token = work.q0 - work.span.start + r / group;
-        const float* row = q + token * q_stride + (work.kv_head * group + r % group) * dim;
-        set_factors(row, dim, scale, rows.factors + static_cast<size_t>(r) * rows.channels, rows.scales + r);
+        const size_t token = queries.q0 - queries.start + r / group;
+        const int head = queries.kv_head * group + r % group;
+        set_factors(queries.rows + token * queries.stride + head * work.shape.head_dim, work, kinds, rows, r);
         rows.maxima[r] = kNothing;
     }
     std::memset(rows.sums, 0, sizeof(float) * rows.count * kLanes);
@@ -340,21 +213,8 @@ inline void exponentiate(float* scores, float maximum, float before, float* sums
     store(sums, sum);
 }
 
-// Multiplies weights by the values' scales and returns the largest product.
-inline float scale_weights(float* weights, Slots slots, const float* value_scales) {
-    Floats most = splat(0.0f);
-    for (int i = 0; i < kPageLanes; ++i) {
-        Floats product = mul(load(weights + i * kLanes), load(value_scales + i * kLanes));
-        if (!slots.all()) product = slots_of(product, slots, i, 0.0f);  // an unused slot's scale may be anything
-        store(weights + i * kLanes, product);
-        most = max(most, product);
-    }
-    return largest(most);
-}
-
 // Per row: the new maximum, the factor of what came before, the weights and their sum.
-template <class Format>
-void weigh(Rows<Format>& rows, int r0, float softcap, PageTile& tile) {
+void weigh(Rows& rows, int r0, float softcap, PageTile& tile) {
     alignas(32) float old[kLanes] = {};
     for (int r = 0; r < tile.rows; ++r) {
         const float most = finish_scores(tile.scores[r], tile.slots[r], softcap);
@@ -368,123 +228,205 @@ void weigh(Rows<Format>& rows, int r0, float softcap, PageTile& tile) {
         exponentiate(tile.scores[r], tile.maxima[r], tile.before[r], rows.sums + static_cast<size_t>(r0 + r) * kLanes);
 }
 
-// Weights -> factors of the values, in place for floats.
-inline const float* share_out(PageTile& tile, const float*, float*) {
-    store(tile.steps, splat(1.0f));
-    return tile.scores[0];
+// ---- weights as factors of the values -----------------------------------------------------------------------------
+
+inline Floats as_floats(const float* scales) { return load(scales); }
+inline Floats as_floats(const uint16_t* scales) { return load_halves(scales); }
+
+// products = weights times the values' scales; returns the largest magnitude of a product.
+template <class Scale>
+inline float scale_weights(const float* weights, Slots slots, const Scale* value_scales, float* products) {
+    Floats most = splat(0.0f);
+    for (int i = 0; i < kPageLanes; ++i) {
+        Floats product = mul(load(weights + i * kLanes), as_floats(value_scales + i * kLanes));
+        if (!slots.all()) product = slots_of(product, slots, i, 0.0f);  // an unused slot's scale may be anything
+        store(products + i * kLanes, product);
+        most = max(most, abs(product));
+    }
+    return largest(most);
 }
 
-inline const int16_t* share_out(PageTile& tile, const float* value_scales, int16_t* factors) {
+// Factors of integer values, one row of 64 after another.
+struct IntegerFactors {
+    alignas(32) int16_t rows[kRowTile * kPageLen];
+    alignas(32) float products[kRowTile][kPageLen];
+};
+
+// Weights times scales, rounded to int16; sets the tile's steps.
+template <class Scale>
+inline void share_out(PageTile& tile, const Scale* value_scales, IntegerFactors& factors) {
     constexpr float kLeast = 1e-30f;  // below it the reciprocal overflows; such values are zero beside any others
     alignas(32) float most[kLanes] = {};
-    for (int r = 0; r < tile.rows; ++r) most[r] = scale_weights(tile.scores[r], tile.slots[r], value_scales);
+    for (int r = 0; r < tile.rows; ++r)
+        most[r] = scale_weights(tile.scores[r], tile.slots[r], value_scales, factors.products[r]);
     store(tile.steps, mul(load(most), splat(1 / 32767.0f)));
     alignas(32) float inverses[kLanes];
     store(inverses, where_at_least(load(tile.steps), kLeast, div(splat(1.0f), load(tile.steps))));
     for (int r = 0; r < tile.rows; ++r) {
         const Floats inverse = splat(inverses[r]);
-        const float* weights = tile.scores[r];
+        const float* products = factors.products[r];
         for (int i = 0; i < kPageLen; i += 2 * kLanes)
-            store_pairs(factors + r * kPageLen + i,
-                        round_to_shorts(mul(load(weights + i), inverse), mul(load(weights + i + kLanes), inverse)));
+            store_pairs(factors.rows + r * kPageLen + i,
+                        round_to_shorts(mul(load(products + i), inverse), mul(load(products + i + kLanes), inverse)));
     }
-    return factors;
 }
 
 // ---- one page -----------------------------------------------------------------------------------------------------
 
-template <class Format>
 struct PageView {
-    const typename Format::Element *keys, *values;
-    const float *key_scales, *value_scales;  // only where the format has them
-    const uint8_t* ahead;                    // the page that is read next
+    KvFormat format;
+    const uint8_t *keys, *values;              // sides
+    const uint8_t *keys_ahead, *values_ahead;  // of the page that is read next, whatever its format
 };
 
-// Page `index` of the span; behind the last one nothing is known, so `ahead` is that page itself.
-template <class Format>
-PageView<Format> view(const Work& work, int index) {
-    const int channels = padded(work.pages.head_dim);
-    const int pages = (work.span.end + kPageLen - 1) / kPageLen - work.span.first_page;
-    const int next = index + 1 < pages ? index + 1 : index;
-    const uint8_t* keys = head_of<Format>(work.pages, work.span.pages[index], work.kv_head);
-    const uint8_t* values = keys + side_bytes<Format>(channels);
-    const size_t scales_at = element_bytes<Format>(channels);
-    return {reinterpret_cast<const typename Format::Element*>(keys),
-            reinterpret_cast<const typename Format::Element*>(values),
-            reinterpret_cast<const float*>(keys + scales_at),
-            reinterpret_cast<const float*>(values + scales_at),
-            head_of<Format>(work.pages, work.span.pages[next], work.kv_head)};
+PageView view(const Work& work, int index) {
+    const KeyRun& keys = work.keys;
+    const int32_t page = keys.pages[index], next = index + 1 < keys.count ? keys.pages[index + 1] : keys.next;
+    const PageBuffer &arena = work.arena(page), &next_arena = work.arena(next);
+    const int head = work.queries.kv_head, row = page % kArenaPages, next_row = next % kArenaPages;
+    return {arena.format, key_side(arena, row, head), value_side(arena, row, head), key_side(next_arena, next_row, head),
+            value_side(next_arena, next_row, head)};
 }
 
 // Slots of the page at `position` that row r may see.
 Slots visible(const Work& work, int position, int row) {
-    const int query = work.q0 + row / work.group();
-    const int begin = work.span.window > 0 ? query - work.span.window + 1 - position : 0;
-    const int end = query + 1 - position;
+    const int query = work.queries.q0 + row / work.group(), window = work.keys.window;
+    int begin = work.keys.begin - position, end = (query + 1 < work.keys.end ? query + 1 : work.keys.end) - position;
+    if (window > 0 && query - window + 1 - position > begin) begin = query - window + 1 - position;
     return {begin > 0 ? begin : 0, end < kPageLen ? end : kPageLen};
 }
 
 template <class Format>
-void score(const Rows<Format>& rows, int r0, const PageView<Format>& page, int first_slot, int end_slot,
-           PageTile& tile) {
+void score_as(const typename Format::Factor* factors, const float* row_scales, const Rows& rows, const PageView& page,
+              Slots seen, PageTile& tile) {
+    using Element = typename Format::Element;
     const int channels = rows.channels;
-    const Lattice<Format> keys{page.keys, static_cast<size_t>(kLanes) * Format::kDepth,
-                               static_cast<size_t>(kLanes) * channels, first_slot / kLanes,
-                               (end_slot + kLanes - 1) / kLanes, 0, channels / Format::kDepth, page.ahead};
+    const float* key_scales = reinterpret_cast<const float*>(page.keys + sizeof(Element) * kPageLen * channels);
+    const Lattice<Format> keys{reinterpret_cast<const Element*>(page.keys),
+                               static_cast<size_t>(kLanes) * Format::kDepth,
+                               static_cast<size_t>(kLanes) * channels,
+                               seen.begin / kLanes,
+                               (seen.end + kLanes - 1) / kLanes,
+                               0,
+                               channels / Format::kDepth,
+                               page.keys_ahead};
     const auto keep = [&](int r, int v, Floats products) {
-        if (Format::kScaled)
-            products = mul(products, mul(splat(rows.scales[r0 + r]), load(page.key_scales + v * kLanes)));
+        if (Format::kScaled) products = mul(products, mul(splat(row_scales[r]), load(key_scales + v * kLanes)));
         store(tile.scores[r] + v * kLanes, products);
     };
-    multiply(tile.rows, rows.factors + static_cast<size_t>(r0) * channels, channels, keys, keep);
+    multiply(tile.rows, factors, channels, keys, keep);
 }
 
-template <class Format>
-void add_values(Rows<Format>& rows, int r0, const PageView<Format>& page, int first_slot, int end_slot,
-                const PageTile& tile, const typename Format::Factor* factors) {
-    const int channels = rows.channels;
-    const Lattice<Format> values{page.values, static_cast<size_t>(channels) * Format::kDepth,
-                                 static_cast<size_t>(kLanes) * Format::kDepth, 0, channels / kLanes,
-                                 first_slot / Format::kDepth, (end_slot + Format::kDepth - 1) / Format::kDepth,
-                                 page.ahead + side_bytes<Format>(channels)};
-    const auto add_to_sums = [&](int r, int v, Floats products) {
-        float* sum = rows.values + static_cast<size_t>(r0 + r) * channels + v * kLanes;
+void score_nibbles(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
+    const size_t at = static_cast<size_t>(r0) * rows.blocks;
+    const NibbleFactors factors{rows.bytes + at * kBlock, rows.byte_scales + at, rows.byte_starts + at};
+    const auto keep = [&](int r, int g, Floats scores) { store(tile.scores[r] + g * kLanes, scores); };
+    multiply_nibble_keys(tile.rows, factors, rows.blocks, page.keys, seen.begin / kLanes,
+                         (seen.end + kLanes - 1) / kLanes, page.keys_ahead, keep);
+}
+
+void score(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
+    const size_t at = static_cast<size_t>(r0) * rows.channels;
+    switch (page.format.keys) {
+        case KvNumber::f32: return score_as<F32>(rows.floats + at, nullptr, rows, page, seen, tile);
+        case KvNumber::f16: return score_as<F16>(rows.floats + at, nullptr, rows, page, seen, tile);
+        case KvNumber::q8: return score_as<Q8>(rows.shorts + at, rows.short_scales + r0, rows, page, seen, tile);
+        case KvNumber::q4: return score_nibbles(rows, r0, page, seen, tile);
+    }
+}
+
+// What joins the sums of rows from r0 on: vectors from v0 on.
+struct AddToSums {
+    const Rows& rows;
+    const PageTile& tile;
+    int r0, v0;
+    void operator()(int r, int v, Floats products) const {
+        float* sum = rows.values + static_cast<size_t>(r0 + r) * rows.channels + (v0 + v) * kLanes;
         store(sum, mul_add(products, splat(tile.steps[r]), mul(load(sum), splat(tile.before[r]))));
-    };
-    multiply(tile.rows, factors, kPageLen, values, add_to_sums);
+    }
+};
+
+template <class Format>
+void add_values_as(const typename Format::Factor* factors, const Rows& rows, int r0, const PageView& page, Slots seen,
+                   const PageTile& tile) {
+    const int channels = rows.channels;
+    const Lattice<Format> values{reinterpret_cast<const typename Format::Element*>(page.values),
+                                 static_cast<size_t>(channels) * Format::kDepth,
+                                 static_cast<size_t>(kLanes) * Format::kDepth,
+                                 0,
+                                 channels / kLanes,
+                                 seen.begin / Format::kDepth,
+                                 (seen.end + Format::kDepth - 1) / Format::kDepth,
+                                 page.values_ahead};
+    multiply(tile.rows, factors, kPageLen, values, AddToSums{rows, tile, r0, 0});
+}
+
+void add_nibble_values(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
+    const int channels = rows.channels;
+    const auto* scales = reinterpret_cast<const uint16_t*>(page.values + kPageLen * channels / 2);
+    IntegerFactors factors;
+    for (int b = 0; b < rows.blocks; ++b) {
+        share_out(tile, scales + b * kPageLen, factors);
+        int32_t starts[kRowTile];
+        for (int r = 0; r < tile.rows; ++r) {
+            int32_t sum = 0;
+            for (int t = 0; t < kPageLen; ++t) sum += factors.rows[r * kPageLen + t];
+            starts[r] = -8 * sum;
+        }
+        const int left = channels - b * kBlock;
+        const size_t at = sizeof(uint32_t) * b * kBlock;
+        const NibbleValues values{page.values + at, sizeof(uint32_t) * channels, (left < kBlock ? left : kBlock) / kLanes,
+                                  seen.begin / kLanes, (seen.end + kLanes - 1) / kLanes, page.values_ahead + at};
+        multiply_nibble_values(tile.rows, factors.rows, starts, values, AddToSums{rows, tile, r0, b * kBlock / kLanes});
+    }
+}
+
+void add_float_values(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
+    store(tile.steps, splat(1.0f));
+    if (page.format.values == KvNumber::f32) return add_values_as<F32>(tile.scores[0], rows, r0, page, seen, tile);
+    add_values_as<F16>(tile.scores[0], rows, r0, page, seen, tile);
+}
+
+void add_byte_values(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
+    IntegerFactors factors;
+    share_out(tile, reinterpret_cast<const float*>(page.values + kPageLen * rows.channels), factors);
+    add_values_as<Q8>(factors.rows, rows, r0, page, seen, tile);
 }
 
 // Rows [r0, r0 + count), at most kRowTile of them, over one page.
-template <class Format>
-void attend_row_tile(const Work& work, Rows<Format>& rows, int r0, int count, int position,
-                     const PageView<Format>& page) {
+void attend_row_tile(const Work& work, Rows& rows, int r0, int count, int position, const PageView& page) {
     PageTile tile;
     tile.rows = count;
     for (int r = 0; r < count; ++r) tile.slots[r] = visible(work, position, r0 + r);
-    const int first = tile.slots[0].begin, end = tile.slots[count - 1].end;  // what any of the rows may see
-    score(rows, r0, page, first, end, tile);
+    const Slots seen{tile.slots[0].begin, tile.slots[count - 1].end};  // what any of the rows may see
+    score(rows, r0, page, seen, tile);
     weigh(rows, r0, work.shape.softcap, tile);
-    alignas(32) typename Format::Factor rounded[kRowTile * kPageLen];
-    add_values(rows, r0, page, first, end, tile, share_out(tile, page.value_scales, rounded));
+    switch (page.format.values) {
+        case KvNumber::f32:
+        case KvNumber::f16: return add_float_values(rows, r0, page, seen, tile);
+        case KvNumber::q8: return add_byte_values(rows, r0, page, seen, tile);
+        case KvNumber::q4: return add_nibble_values(rows, r0, page, seen, tile);
+    }
 }
 
-// Rows [r0, r1) over the page at `position`.
-template <class Format>
-void attend_page(const Work& work, Rows<Format>& rows, int r0, int r1, int position) {
-    const PageView<Format> page = view<Format>(work, position / kPageLen - work.span.first_page);
-    if (Format::kScaled)
-        for (size_t at = element_bytes<Format>(rows.channels); at < side_bytes<Format>(rows.channels); at += 64) {
-            prefetch(page.ahead + at);
-            prefetch(page.ahead + side_bytes<Format>(rows.channels) + at);
-        }
+// The scales that lie behind q8 elements; the products prefetch everything else.
+void prefetch_scales(KvNumber number, int channels, const uint8_t* side) {
+    if (number != KvNumber::q8) return;
+    for (size_t at = 0; at < kPageLen * sizeof(float); at += 64) prefetch(side + kPageLen * channels + at);
+}
+
+// Rows [r0, r1) over the run's page `index`, at `position`.
+void attend_page(const Work& work, Rows& rows, int r0, int r1, int index, int position) {
+    const PageView page = view(work, index);
+    prefetch_scales(page.format.keys, rows.channels, page.keys_ahead);
+    prefetch_scales(page.format.values, rows.channels, page.values_ahead);
     for (int r = r0; r < r1; r += kRowTile)
         attend_row_tile(work, rows, r, r1 - r < kRowTile ? r1 - r : kRowTile, position, page);
 }
 
-// ---- one segment --------------------------------------------------------------------------------------------------
+// ---- one run ------------------------------------------------------------------------------------------------------
 
-template <class Format>
-void write_part(const Rows<Format>& rows, int head_dim, float* part) {
+void write_part(const Rows& rows, int head_dim, float* part) {
     for (int r = 0; r < rows.count; ++r, part += head_dim + 2) {
         part[0] = rows.maxima[r] * kLn2;
         part[1] = total(load(rows.sums + static_cast<size_t>(r) * kLanes));
@@ -492,68 +434,46 @@ void write_part(const Rows<Format>& rows, int head_dim, float* part) {
     }
 }
 
-template <class Format>
-void attend_segment_of(const Work& work, const float* q, int q_stride, int segment, float* part, void* scratch) {
-    const Span& span = work.span;
-    Rows<Format> rows{};
-    rows.count = (work.q1 - work.q0) * work.group();
-    rows.channels = padded(work.pages.head_dim);
-    lay_out(rows, static_cast<uint8_t*>(scratch));
-    start_rows(work, q, q_stride, rows);
-    const int first = segment * kSegment, end = first + kSegment < span.end ? first + kSegment : span.end;
-    for (int at = first > span.first_page * kPageLen ? first : span.first_page * kPageLen; at < end; at += kPageLen) {
-        const int begin_query = work.q0 > at ? work.q0 : at;
-        const int last_seen_by = span.window > 0 ? at + kPageLen - 1 + span.window : work.q1;
-        const int end_query = work.q1 < last_seen_by ? work.q1 : last_seen_by;
-        if (begin_query >= end_query) continue;
-        attend_page(work, rows, (begin_query - work.q0) * work.group(), (end_query - work.q0) * work.group(), at);
-    }
-    write_part(rows, work.pages.head_dim, part);
-}
-
-template <class Format>
-size_t scratch_bytes_of(const PageBuffer& pages, const AttentionShape& shape, int queries) {
-    Rows<Format> rows{};
-    rows.count = queries * (shape.heads / pages.kv_heads);
-    rows.channels = padded(pages.head_dim);
-    return lay_out(rows, nullptr);
+Rows rows_of(const AttentionShape& shape, int queries) {
+    Rows rows{};
+    rows.count = queries * (shape.heads / shape.kv_heads);
+    rows.channels = padded(shape.head_dim);
+    rows.blocks = blocks_of(shape.head_dim);
+    return rows;
 }
 
 }  // namespace
 
-size_t page_bytes(KvFormat format, int kv_heads, int head_dim) {
-    const int channels = padded(head_dim);
-    return 2 * kv_heads * (format == KvFormat::q8 ? side_bytes<Q8>(channels) : side_bytes<F16>(channels));
+size_t attend_scratch_bytes(const AttentionShape& shape, int queries) {
+    Rows rows = rows_of(shape, queries);
+    return lay_out(rows, nullptr);
 }
 
-void store_row(const PageBuffer& pages, int page, int kv_head, int slot, const float* key, const float* value) {
-    if (pages.format == KvFormat::q8) {
-        store_q8(head_of<Q8>(pages, page, kv_head), pages.head_dim, slot, key, value);
-    } else {
-        store_f16(head_of<F16>(pages, page, kv_head), pages.head_dim, slot, key, value);
+void attend(const PageBuffer* arenas, const AttentionShape& shape, const KeyRun& keys, const QueryRows& queries,
+            float* part, void* scratch) {
+    const Work work{arenas, shape, keys, queries};
+    Rows rows = rows_of(shape, queries.q1 - queries.q0);
+    lay_out(rows, static_cast<uint8_t*>(scratch));
+    start_rows(work, rows);
+    for (int i = 0; i < keys.count; ++i) {
+        const int position = (keys.first_page + i) * kPageLen, page_end = position + kPageLen;
+        const int begin = keys.begin > position ? keys.begin : position, end = keys.end < page_end ? keys.end : page_end;
+        if (begin >= end) continue;
+        const int last_seen_by = keys.window > 0 ? end - 1 + keys.window : queries.q1;
+        const int begin_query = queries.q0 > begin ? queries.q0 : begin;
+        const int end_query = queries.q1 < last_seen_by ? queries.q1 : last_seen_by;
+        if (begin_query >= end_query) continue;
+        attend_page(work, rows, (begin_query - queries.q0) * work.group(), (end_query - queries.q0) * work.group(), i,
+                    position);
     }
+    write_part(rows, shape.head_dim, part);
 }
 
-size_t attend_scratch_bytes(const PageBuffer& pages, const AttentionShape& shape, int queries) {
-    return pages.format == KvFormat::q8 ? scratch_bytes_of<Q8>(pages, shape, queries)
-                                        : scratch_bytes_of<F16>(pages, shape, queries);
-}
-
-void attend_segment(const PageBuffer& pages, const AttentionShape& shape, const Span& span, const float* q,
-                    int q_stride, int kv_head, int q0, int q1, int segment, float* part, void* scratch) {
-    const Work work{pages, shape, span, kv_head, q0, q1};
-    if (pages.format == KvFormat::q8) {
-        attend_segment_of<Q8>(work, q, q_stride, segment, part, scratch);
-    } else {
-        attend_segment_of<F16>(work, q, q_stride, segment, part, scratch);
-    }
-}
-
-void merge_segments(const float* parts, size_t part_stride, int segments, int head_dim, float* out) {
+void merge_parts(const float* parts, size_t part_stride, int count, int head_dim, float* out) {
     float maximum = kNothing, sum = 0;
-    for (int s = 0; s < segments; ++s) maximum = parts[s * part_stride] > maximum ? parts[s * part_stride] : maximum;
+    for (int s = 0; s < count; ++s) maximum = parts[s * part_stride] > maximum ? parts[s * part_stride] : maximum;
     std::memset(out, 0, sizeof(float) * head_dim);
-    for (int s = 0; s < segments; ++s) {
+    for (int s = 0; s < count; ++s) {
         const float* part = parts + s * part_stride;
         const float weight = exp2_of((part[0] - maximum) * kLog2E);
         sum += weight * part[1];

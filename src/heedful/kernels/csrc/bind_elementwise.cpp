@@ -52,6 +52,13 @@ Result rotate(const Rows& x, const Rows& cos, const Rows& sin, const std::string
     });
 }
 
+Result hadamard(const Rows& x, int block, const std::string& variant) {
+    const Ops& ops = ops_named(variant);
+    if (block < 8 || (block & (block - 1)) || x.shape(1) % block) 
+        throw nb::value_error("block: a power of two from 8 on that divides a row");
+    return changed(x, [&](float* row, size_t, int n) { ops.hadamard(row, n, block); });
+}
+
 Result activate(int kind, const Rows& x, const Rows& up, const std::string& variant) {
     const Ops& ops = ops_named(variant);
     return changed(x, [&](float* row, size_t i, int n) {
@@ -66,6 +73,8 @@ void bind_elementwise(nb::module_& m) {
           nb::arg("variant"), "RMS norm or LayerNorm of each row of x (T, n); bias may be empty.");
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("variant"),
           "Rows of x (T, D) turned by the angles of cos and sin (T, half).");
+    m.def("hadamard", &hadamard, nb::arg("x"), nb::arg("block"), nb::arg("variant"),
+          "Rows of x (T, n) times the normalised Walsh-Hadamard matrix, in blocks of channels.");
     m.def("activate", &activate, nb::arg("kind"), nb::arg("x"), nb::arg("up"), nb::arg("variant"),
           "act(x) * up, or act(x) where `up` is empty; kind: 0 silu, 1 gelu_tanh, 2 gelu.");
 }

@@ -64,19 +64,36 @@ public:
         product_slot(layer, name) = product;
     }
 
-    void set_pages(int layer, int kv_format, const MutableBytes& pages, int group, int rope) {
-        require(pages.ndim() == 2, "pages are (num_pages, page_bytes)");
+    // `group`: the layer group whose spans it reads.
+    void set_layer(int layer, int group, int rope) {
         require(rope < static_cast<int>(decoder_.ropes.size()), "no such rope table");
-        const DecoderConfig& c = decoder_.config;
-        require(2 * decoder_.ropes[rope].inv_freq.size() <= static_cast<size_t>(c.head_dim), "rope turns more than a head");
-        Layer& slot = decoder_.layers.at(layer);
-        slot.pages = {static_cast<KvFormat>(kv_format), c.kv_heads, c.head_dim, pages.data(), pages.shape(1)};
-        slot.group = group;
-        slot.rope = rope;
+        require(2 * decoder_.ropes[rope].inv_freq.size() <= static_cast<size_t>(decoder_.config.head_dim),
+                "rope turns more than a head");
+        decoder_.layers.at(layer).group = group;
+        decoder_.layers.at(layer).rope = rope;
+    }
+
+    // keys, values: indices of KvNumber.
+    void set_pages(int layer, int arena, int keys, int values, const MutableBytes& pages) {
+        require(pages.ndim() == 2, "pages are (num_pages, page_bytes)");
+        std::vector<PageBuffer>& arenas = decoder_.layers.at(layer).arenas;
+        if (static_cast<int>(arenas.size()) <= arena) arenas.resize(arena + 1);
+        const KvFormat format{static_cast<KvNumber>(keys), static_cast<KvNumber>(values)};
+        arenas[arena] = {format, decoder_.config.kv_heads, decoder_.config.head_dim, pages.data(), pages.shape(1)};
         pages_.push_back(pages);
     }
 
-    // span_table: (chunks, groups, 5) start, end, window, first_page, offset of its pages in `pages`.
+    // moves: (n, 3) group, source, target; to be done before a step that reads or writes these pages.
+    void move_pages(const Ints& moves) {
+        std::vector<PageMove> list;
+        for (size_t i = 0; i + 2 < moves.size(); i += 3)
+            list.push_back({moves.data()[i], moves.data()[i + 1], moves.data()[i + 2]});
+        nb::gil_scoped_release released;
+        decoder_.move_pages(list.data(), static_cast<int>(list.size()));
+    }
+
+    // span_table: (chunks, groups, 9) start, end, window, first_page, offset of its pages in `pages`, sinks, offset of
+    // the sink pages, sink_distance, rotated; as in Span.
     void run(const Floats& embedded, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
              const Ints& pages, const Ints& wanted, const MutableFloats& logits) {
         Step step;
@@ -84,13 +101,15 @@ public:
         step.chunks = static_cast<int>(span_table.shape(0));
         step.groups = static_cast<int>(span_table.shape(1));
         step.wanted = static_cast<int>(wanted.size());
+        require(span_table.ndim() == 3 && span_table.shape(2) == 9, "span_table is not (chunks, groups, 9)");
         require(embedded.size() == static_cast<size_t>(step.tokens) * decoder_.config.hidden, "embedded is not (T, hidden)");
         require(static_cast<int>(chunk_starts.size()) == step.chunks + 1, "chunk_starts is not (chunks + 1)");
         require(logits.size() == static_cast<size_t>(step.wanted) * decoder_.config.vocab, "logits is not (wanted, vocab)");
         spans_.clear();
         for (int i = 0; i < step.chunks * step.groups; i++) {
-            const int32_t* row = span_table.data() + 5 * i;
-            spans_.push_back({row[0], row[1], row[2], row[3], pages.data() + row[4]});
+            const int32_t* row = span_table.data() + 9 * i;
+            spans_.push_back({row[0], row[1], row[2], row[3], pages.data() + row[4], row[5], pages.data() + row[6], row[7],
+                              row[8] != 0});
         }
         step.embedded = embedded.data();
         step.positions = positions.data();
@@ -144,8 +163,8 @@ void bind_step(nb::module_& m) {
         .def(
             "__init__",
             [](PyDecoder* self, int layers, int hidden, int heads, int kv_heads, int head_dim, int intermediate, int vocab,
-               bool layer_norm, float norm_eps, int activation, bool gated_mlp, float query_scale, float attention_softcap,
-               float logit_softcap, int threads, const std::string& variant) {
+               bool layer_norm, float norm_eps, int activation, bool gated_mlp, int rotation_block, float query_scale,
+               float attention_softcap, float logit_softcap, int threads, const std::string& variant) {
                 DecoderConfig c;
                 c.hidden = hidden, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
                 c.intermediate = intermediate, c.vocab = vocab;
@@ -153,17 +172,20 @@ void bind_step(nb::module_& m) {
                 c.norm_eps = norm_eps;
                 c.activation = static_cast<Activation>(activation);
                 c.gated_mlp = gated_mlp;
+                c.rotation_block = rotation_block;
                 c.query_scale = query_scale, c.attention_softcap = attention_softcap, c.logit_softcap = logit_softcap;
                 new (self) PyDecoder(c, variant, threads, layers);
             },
             nb::kw_only(), nb::arg("layers"), nb::arg("hidden"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
             nb::arg("intermediate"), nb::arg("vocab"), nb::arg("layer_norm"), nb::arg("norm_eps"), nb::arg("activation"),
-            nb::arg("gated_mlp"), nb::arg("query_scale"), nb::arg("attention_softcap"), nb::arg("logit_softcap"),
-            nb::arg("threads"), nb::arg("variant"))
+            nb::arg("gated_mlp"), nb::arg("rotation_block"), nb::arg("query_scale"),
+            nb::arg("attention_softcap"), nb::arg("logit_softcap"), nb::arg("threads"), nb::arg("variant"))
         .def("add_rope", &PyDecoder::add_rope)
         .def("set_norm", &PyDecoder::set_norm)
         .def("set_product", &PyDecoder::set_product)
+        .def("set_layer", &PyDecoder::set_layer)
         .def("set_pages", &PyDecoder::set_pages)
+        .def("move_pages", &PyDecoder::move_pages)
         .def("run", &PyDecoder::run);
 }
 

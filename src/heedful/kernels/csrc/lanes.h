@@ -57,6 +57,16 @@ inline Floats scale_by_power(Floats x, Floats shifted) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
 }
 
+// One step of a Walsh-Hadamard transform inside a vector: a + b at lane i, a - b at lane i + Distance.
+template <int Distance>
+inline Floats butterfly(Floats x) {
+    const Ints lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const Floats partner = _mm256_permutevar8x32_ps(x, _mm256_xor_si256(lane, _mm256_set1_epi32(Distance)));
+    const Ints upper = _mm256_cmpeq_epi32(_mm256_and_si256(lane, _mm256_set1_epi32(Distance)), _mm256_set1_epi32(Distance));
+    const Ints sign = _mm256_and_si256(upper, _mm256_castps_si256(splat(-0.0f)));
+    return add(partner, _mm256_xor_ps(x, _mm256_castsi256_ps(sign)));
+}
+
 inline float largest(Floats x) {
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
@@ -92,6 +102,56 @@ inline Ints add_pair_products(Ints sums, Shorts a, Shorts b) {
 #endif
     asm volatile("" : "+x"(sums));  // as in accumulate
     return sums;
+}
+
+inline Ints splat_int(int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints load_ints(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+// Nibbles I and I + 4 of each lane, as a pair.
+template <int I>
+inline Shorts nibble_pairs(Ints x) {
+    return _mm256_and_si256(_mm256_srli_epi32(x, 4 * I), _mm256_set1_epi32(0x000F000F));
+}
+
+// 32 channels of 8 lanes as nibbles: byte 4 t + j of vector v holds, of lane t, channel 4 v + j in its low nibble and
+// channel 16 + 4 v + j in the high one.
+struct Nibbles32 {
+    Ints low[4], high[4];
+};
+inline Nibbles32 load_nibbles(const uint8_t* p) {
+    Nibbles32 block;
+    const Ints mask = _mm256_set1_epi8(15);
+    for (int v = 0; v < 4; ++v) {
+        const Ints both = load_ints(p + 32 * v);
+        block.low[v] = _mm256_and_si256(both, mask);
+        block.high[v] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    }
+    return block;
+}
+
+inline Ints splat_quad(const int8_t* p) {
+    int32_t quad;
+    std::memcpy(&quad, p, sizeof quad);
+    return _mm256_set1_epi32(quad);
+}
+
+// Lane by lane: start + sum of the 32 nibbles times 32 codes in [-127, 127].
+inline Ints nibble_products(int32_t start, const Nibbles32& block, const int8_t* codes) {
+#if HEEDFUL_VNNI
+    Ints sums = _mm256_set1_epi32(start);
+    for (int v = 0; v < 4; ++v) {
+        sums = _mm256_dpbusd_epi32(sums, block.low[v], splat_quad(codes + 4 * v));
+        sums = _mm256_dpbusd_epi32(sums, block.high[v], splat_quad(codes + 16 + 4 * v));
+    }
+    return sums;
+#else
+    Ints sums = _mm256_setzero_si256();  // of 8 maddubs results, at most 8 * 2 * 15 * 127 = 30480
+    for (int v = 0; v < 4; ++v) {
+        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(block.low[v], splat_quad(codes + 4 * v)));
+        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(block.high[v], splat_quad(codes + 16 + 4 * v)));
+    }
+    return _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
+#endif
 }
 
 // 16 floats rounded half to even to int16, saturated.
@@ -176,6 +236,10 @@ inline Floats scale_by_power(Floats x, Floats shifted) {
         return scaled;
     });
 }
+template <int Distance>
+inline Floats butterfly(Floats x) {
+    return each([&](int i) { return i & Distance ? x.v[i - Distance] - x.v[i] : x.v[i] + x.v[i + Distance]; });
+}
 inline float largest(Floats x) {
     float best = x.v[0];
     for (int i = 1; i < kLanes; ++i) best = x.v[i] > best ? x.v[i] : best;
@@ -208,6 +272,46 @@ inline Shorts splat_pair(const int16_t* p) {
 inline Ints add_pair_products(Ints sums, Shorts a, Shorts b) {
     for (int i = 0; i < kLanes; ++i) sums.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
     return sums;
+}
+
+inline Ints splat_int(int32_t x) {
+    Ints out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = x;
+    return out;
+}
+inline Ints load_ints(const uint8_t* p) {
+    Ints out;
+    std::memcpy(out.v, p, sizeof out.v);
+    return out;
+}
+template <int I>
+inline Shorts nibble_pairs(Ints x) {
+    Shorts out;
+    for (int i = 0; i < 2 * kLanes; ++i)
+        out.v[i] = static_cast<int16_t>(static_cast<uint32_t>(x.v[i / 2]) >> (4 * I + i % 2 * 16) & 15);
+    return out;
+}
+
+struct Nibbles32 {
+    int8_t channels[kLanes][32];
+};
+inline Nibbles32 load_nibbles(const uint8_t* p) {
+    Nibbles32 block;
+    for (int t = 0; t < kLanes; ++t)
+        for (int c = 0; c < 16; ++c) {
+            const uint8_t both = p[c / 4 * 32 + t * 4 + c % 4];
+            block.channels[t][c] = both & 15;
+            block.channels[t][c + 16] = both >> 4;
+        }
+    return block;
+}
+inline Ints nibble_products(int32_t start, const Nibbles32& block, const int8_t* codes) {
+    Ints out;
+    for (int t = 0; t < kLanes; ++t) {
+        out.v[t] = start;
+        for (int c = 0; c < 32; ++c) out.v[t] += block.channels[t][c] * codes[c];
+    }
+    return out;
 }
 
 // Half to even: adding 1.5 * 2^23 leaves no room for a fraction.

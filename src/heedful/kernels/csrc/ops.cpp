@@ -2,26 +2,27 @@
 
 #include "ops.h"
 
-#define HEEDFUL_DECLARE(variant)                                                                                        \
-    namespace variant {                                                                                                 \
-    void norm(NormKind, const float*, const float*, const float*, float, int, float*);                                  \
-    void rotate(float*, const float*, const float*, int);                                                               \
-    void activate(Activation, float*, const float*, int);                                                               \
-    void quantize_activations(const float*, const Activations&, int, int);                                              \
-    void matmul(const Matrix&, const Activations&, int, int, int, int, float*, int, const float*, bool);                \
-    size_t page_bytes(KvFormat, int, int);                                                                              \
-    void store_row(const PageBuffer&, int, int, int, const float*, const float*);                                       \
-    void attend_segment(const PageBuffer&, const AttentionShape&, const Span&, const float*, int, int, int, int, int,   \
-                        float*, void*);                                                                                 \
-    size_t attend_scratch_bytes(const PageBuffer&, const AttentionShape&, int);                                         \
-    void merge_segments(const float*, size_t, int, int, float*);                                                        \
+#define HEEDFUL_DECLARE(variant)                                                                                       \
+    namespace variant {                                                                                                \
+    void norm(NormKind, const float*, const float*, const float*, float, int, float*);                                 \
+    void rotate(float*, const float*, const float*, int);                                                              \
+    void hadamard(float*, int, int);                                                                                   \
+    void activate(Activation, float*, const float*, int);                                                              \
+    void quantize_activations(const float*, const Activations&, int, int);                                             \
+    void matmul(const Matrix&, const Activations&, int, int, int, int, float*, int, const float*, bool);               \
+    size_t page_bytes(KvFormat, int, int);                                                                             \
+    void store_row(const PageBuffer&, int, int, int, const float*, const float*);                                      \
+    void read_page(const PageBuffer&, int, int, float*, float*);                                                       \
+    void attend(const PageBuffer*, const AttentionShape&, const KeyRun&, const QueryRows&, float*, void*);             \
+    size_t attend_scratch_bytes(const AttentionShape&, int);                                                           \
+    void merge_parts(const float*, size_t, int, int, float*);                                                          \
     }
 
-#define HEEDFUL_TABLE(variant)                                                                                          \
-    {                                                                                                                   \
-        #variant, variant::norm, variant::rotate, variant::activate, variant::quantize_activations, variant::matmul,    \
-            variant::page_bytes, variant::store_row, variant::attend_segment, variant::attend_scratch_bytes,            \
-            variant::merge_segments                                                                                     \
+#define HEEDFUL_TABLE(variant)                                                                                         \
+    {                                                                                                                  \
+        #variant, variant::norm, variant::rotate, variant::hadamard, variant::activate, variant::quantize_activations, \
+            variant::matmul, variant::page_bytes, variant::store_row, variant::read_page, variant::attend,             \
+            variant::attend_scratch_bytes, variant::merge_parts                                                        \
     }
 
 namespace heedful {

@@ -12,7 +12,7 @@ namespace heedful {
 constexpr int kPanelRows = 8;    // rows that lie interleaved, one vector lane each
 constexpr int kBlock = 32;       // columns that share a scale
 constexpr int kPageLen = 64;     // token slots of a page
-constexpr int kSegment = 512;    // keys that one softmax runs over before partial results are merged, at absolute positions
+constexpr int kArenaPages = 1 << 20;  // a page is arena * kArenaPages + its row in the arena's buffer
 
 // ---- matmul.cpp ------------------------------------------------------------------------------------------------
 
@@ -40,14 +40,21 @@ struct Activations {
     float* scaled_sums;  // (T, C / 32): scale * sum of the block's codes
 };
 
-// ---- attention.cpp ---------------------------------------------------------------------------------------------
+// ---- pages.cpp, attention.cpp ----------------------------------------------------------------------------------
 
-enum class KvFormat : int {
-    f16 = 0,
-    q8 = 1,  // int8 rows, one float32 scale a row: scale = max abs / 127, code = round half to even(x / scale)
+enum class KvNumber : int {
+    f32 = 0,
+    f16 = 1,  // saturated at the largest half
+    q8 = 2,   // int8 rows, one float32 scale a row: scale = max abs / 127, code = round half to even(x / scale)
+    q4 = 3,   // ggml's Q4_0: blocks of 32 channels with a half scale d, 4 bits a channel: (code - 8) * d
 };
 
-// One layer's pages. Page p starts at base + p * page_bytes and holds, KV head after KV head, 64 keys then 64 values.
+struct KvFormat {
+    KvNumber keys, values;
+};
+
+// One layer's pages of one format. Row r starts at base + r * page_bytes and holds, KV head after KV head, 64 keys then
+// 64 values.
 struct PageBuffer {
     KvFormat format;
     int kv_heads, head_dim;
@@ -55,18 +62,27 @@ struct PageBuffer {
     size_t page_bytes;
 };
 
-// What one sequence's chunk reads in this layer: queries at [start, end), keys at [first_page * 64, end) in pages[].
-struct Span {
-    int start, end;
-    int window;         // 0: none; else a query sees itself and the window - 1 positions before it
-    int first_page;     // index in the sequence of pages[0]
-    const int32_t* pages;
+struct AttentionShape {
+    int heads, kv_heads, head_dim;  // head h reads KV head h / (heads / kv_heads)
+    float scale;                    // multiplies q·k
+    float softcap;                  // 0: none; else scores become cap * tanh(score / cap)
 };
 
-struct AttentionShape {
-    int heads;          // query heads; head h reads KV head h / (heads / kv_heads)
-    float scale;        // multiplies q·k
-    float softcap;      // 0: none; else scores become cap * tanh(score / cap)
+// The keys of one sequence that one softmax runs over, in pages that follow one another.
+struct KeyRun {
+    const int32_t* pages;
+    int count;       // of pages
+    int first_page;  // index in the sequence of pages[0]
+    int begin, end;  // positions that count
+    int window;      // 0: none; else a query sees itself and the window - 1 positions before it
+    int32_t next;    // the page that is read after the last one; it is prefetched, nothing else
+};
+
+// Queries at positions [q0, q1), for one KV head.
+struct QueryRows {
+    const float* rows;  // the one at position `start` first, H·D floats each, `stride` floats apart
+    int stride, start;
+    int kv_head, q0, q1;
 };
 
 // ---- elementwise.cpp -------------------------------------------------------------------------------------------
@@ -85,6 +101,10 @@ struct Ops {
     // Turn channel pairs (i, i + half) of one head in place: cos and sin (half).
     void (*rotate)(float* head, const float* cos, const float* sin, int half);
 
+    // x (n) times the normalised Walsh-Hadamard matrix in Sylvester's order, in blocks of `block` channels: a power of
+    // two, at least 8, that divides n.
+    void (*hadamard)(float* x, int n, int block);
+
     // x = act(x) · gate_partner for n channels, or act(x) alone when `up` is null. act(gate)·up: x holds gate.
     void (*activate)(Activation kind, float* x, const float* up, int n);
 
@@ -99,22 +119,24 @@ struct Ops {
     // Bytes of a page of this shape.
     size_t (*page_bytes)(KvFormat format, int kv_heads, int head_dim);
 
-    // Write one token's key and value of one KV head, each (D) floats, into slot [0, 64) of a page.
-    void (*store_row)(const PageBuffer& pages, int page, int kv_head, int slot, const float* key, const float* value);
+    // Write one token's key and value of one KV head, each (D) floats, into slot [0, 64) of a page, by its row. Tokens
+    // of the same eight slots share bytes: one thread stores them.
+    void (*store_row)(const PageBuffer& pages, int row, int kv_head, int slot, const float* key, const float* value);
 
-    // Partial attention of queries [q0, q1) (absolute positions within span) of one KV head's H / K query heads over the
-    // keys of segment s, positions [512 s, 512 (s + 1)), as far as the span and each query allow.
-    // q: (end - start) rows of H·D floats, q_stride floats apart. Writes for query i, head g: max, sum of exp, and
-    // unnormalised sum (D) to part + ((i - q0) * group + g) * (D + 2), as [max, sum, values...]; a query that sees no key: max = -inf, sum = 0.
-    void (*attend_segment)(const PageBuffer& pages, const AttentionShape& shape, const Span& span, const float* q,
-                           int q_stride, int kv_head, int q0, int q1, int segment, float* part, void* scratch);
+    // What one KV head's keys and values of a page stand for, (64, D) floats each; either may be null.
+    void (*read_page)(const PageBuffer& pages, int row, int kv_head, float* keys, float* values);
 
-    // Bytes of scratch that attend_segment needs for up to `queries` queries at once.
-    size_t (*attend_scratch_bytes)(const PageBuffer& pages, const AttentionShape& shape, int queries);
+    // Partial attention of the queries' H / K heads each, over the keys of the run as far as each query sees them.
+    // `arenas`: the layer's buffers by arena. Writes for query i, head g: max, sum of exp, and unnormalised sum (D) to
+    // part + ((i - q0) * group + g) * (D + 2), as [max, sum, values...]; a query that sees no key: max = -inf, sum = 0.
+    void (*attend)(const PageBuffer* arenas, const AttentionShape& shape, const KeyRun& keys, const QueryRows& queries,
+                   float* part, void* scratch);
 
-    // Merge `segments` partial results (in ascending order of segment, the same layout, `part_stride` floats apart) of
-    // one query and head into out (D).
-    void (*merge_segments)(const float* parts, size_t part_stride, int segments, int head_dim, float* out);
+    // Bytes of scratch that attend needs for up to `queries` queries at once.
+    size_t (*attend_scratch_bytes)(const AttentionShape& shape, int queries);
+
+    // Merge partial results of one query and head, `part_stride` floats apart, in this order into out (D).
+    void (*merge_parts)(const float* parts, size_t part_stride, int count, int head_dim, float* out);
 };
 
 // The table for this processor, chosen once: "vnni" (AVX-512 VNNI), else "avx2" (with FMA and F16C), else "portable".

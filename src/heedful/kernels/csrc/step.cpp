@@ -5,7 +5,7 @@
 // is cheaper than a barrier. With more tokens they are split by token.
 //
 // Attention work is cut into items (chunk, KV head, tile of queries), and where those are few (decoding a long context) also
-// by segments of 512 keys, whose partial results are merged in order. Neither changes a bit of the result.
+// by their parts (paging.h), whose results are merged in order. Neither changes a bit of the result.
 
 #include "step.h"
 
@@ -61,19 +61,27 @@ struct InputBuffers {
     }
 };
 
-// Queries [q0, q1) of one chunk for one KV head over segments [s0, s1); part: where the partial results go when the
-// segments are shared out, null when this item merges them itself.
+// Queries [q0, q1) of one chunk for one KV head over parts [p0, p1) of their keys; result: where the partial results go
+// when parts are shared out, null when this item merges them itself.
 struct Item {
     const Span* span;
-    int first_token, kv_head, q0, q1, s0, s1;
-    float* part;
+    int first_token, kv_head, q0, q1;
+    Parts parts;
+    int p0, p1;
+    float* result;
 };
 
 // Partial results of one query and head, to be merged into out of one token.
 struct MergeJob {
     const float* parts;
     size_t stride;
-    int segments, token, head;
+    int count, token, head;
+    bool rotated;
+};
+
+// Tokens [begin, end) of a chunk whose positions share eight slots of a page: one thread stores them.
+struct SlotGroup {
+    int chunk, begin, end;
 };
 
 struct GroupWork {
@@ -96,8 +104,12 @@ int panels_of(const Product& product) {
 }  // namespace
 
 struct Decoder::Workspace {
-    Buffer<float> x, y, qkv, attended, gate, up, parts;
-    std::vector<Buffer<float>> cos, sin;  // by rope table: (T, half)
+    Buffer<float> x, y, qkv, attended, gate, up;
+    Buffer<float> sink_queries;                // (T, H·D), where a span has a sink distance
+    std::vector<Buffer<float>> cos, sin;       // by rope table: (T, half)
+    std::vector<Buffer<float>> sink_cos, sink_sin;  // by rope table and group, at the positions that meet the sinks
+    std::vector<SlotGroup> slots;
+    std::vector<Buffer<float>> parts;  // by group
     InputBuffers shared;
     std::vector<InputBuffers> own;               // by thread, for a lone token
     std::vector<Buffer<float>> own_parts, own_attended;
@@ -210,61 +222,94 @@ private:
         }
     }
 
-    // Positions into queries and keys; keys and values into their pages. Split by (token, head).
+    // Positions into queries and keys; keys and values into their pages. Split by (slot group, head).
     void rotate_and_store(const Layer& layer, int qkv_rows) {
-        const int heads = c_.heads + c_.kv_heads, units = step_.tokens * heads;
-        int chunk = 0;
+        const int heads = c_.heads + c_.kv_heads, units = static_cast<int>(w_.slots.size()) * heads;
         for (int unit = mine(units, thread_); unit < mine(units, thread_ + 1); unit++) {
-            const int token = unit / heads, head = unit % heads;
-            while (token >= step_.chunk_starts[chunk + 1]) chunk++;
-            float* row = w_.qkv.get() + static_cast<size_t>(token) * qkv_rows;
-            place(layer, row + head * c_.head_dim, head < c_.heads ? layer.q_norm : layer.k_norm, token);
-            if (head >= c_.heads) store(layer, row, token, head - c_.heads, chunk);
+            const SlotGroup& slots = w_.slots[unit / heads];
+            const Span& span = step_.spans[slots.chunk * step_.groups + layer.group];
+            for (int token = slots.begin; token < slots.end; token++) {
+                float* row = w_.qkv.get() + static_cast<size_t>(token) * qkv_rows;
+                const int head = unit % heads;
+                if (head < c_.heads)
+                    place_query(layer, span, row + head * c_.head_dim, token, head);
+                else
+                    store(layer, span, row, token, span.start + token - step_.chunk_starts[slots.chunk], head - c_.heads);
+            }
         }
     }
 
-    void place(const Layer& layer, float* head, const Norm& head_norm, int token) {
-        if (head_norm.weight) norm(head_norm, head, c_.head_dim, head);
-        const int half = static_cast<int>(d_.ropes[layer.rope].inv_freq.size());
-        const size_t at = static_cast<size_t>(token) * half;
-        if (half) ops_.rotate(head, w_.cos[layer.rope].get() + at, w_.sin[layer.rope].get() + at, half);
+    void place_query(const Layer& layer, const Span& span, float* q, int token, int head) {
+        const int rope = layer.rope;
+        if (layer.q_norm.weight) norm(layer.q_norm, q, c_.head_dim, q);
+        if (span.sink_distance >= 0) {
+            const int table = rope * step_.groups + layer.group;
+            float* copy = w_.sink_queries.get() + (static_cast<size_t>(token) * c_.heads + head) * c_.head_dim;
+            std::memcpy(copy, q, c_.head_dim * sizeof(float));
+            turn(rope, copy, w_.sink_cos[table], w_.sink_sin[table], token);
+            if (span.rotated) rotate(copy);
+        }
+        turn(rope, q, w_.cos[rope], w_.sin[rope], token);
+        if (span.rotated) rotate(q);
     }
 
-    void store(const Layer& layer, const float* row, int token, int kv_head, int chunk) {
-        const Span& span = step_.spans[chunk * step_.groups + layer.group];
-        const int position = span.start + token - step_.chunk_starts[chunk];
-        const int page = span.pages[position / kPageLen - span.first_page];
-        const float* key = row + (c_.heads + kv_head) * c_.head_dim;
-        ops_.store_row(layer.pages, page, kv_head, position % kPageLen, key, key + c_.kv_heads * c_.head_dim);
+    void store(const Layer& layer, const Span& span, float* row, int token, int position, int kv_head) {
+        float *key = row + (c_.heads + kv_head) * c_.head_dim, *value = key + c_.kv_heads * c_.head_dim;
+        if (layer.k_norm.weight) norm(layer.k_norm, key, c_.head_dim, key);
+        turn(layer.rope, key, w_.cos[layer.rope], w_.sin[layer.rope], token);
+        if (span.rotated) rotate(key), rotate(value);
+        const int32_t page = span.pages[position / kPageLen - span.first_page];
+        const PageBuffer& arena = layer.arenas[page / kArenaPages];
+        ops_.store_row(arena, page % kArenaPages, kv_head, position % kPageLen, key, value);
     }
+
+    void turn(int rope, float* head, const Buffer<float>& cos, const Buffer<float>& sin, int token) {
+        const int half = static_cast<int>(d_.ropes[rope].inv_freq.size());
+        const size_t at = static_cast<size_t>(token) * half;
+        if (half) ops_.rotate(head, cos.get() + at, sin.get() + at, half);
+    }
+
+    void rotate(float* head) { ops_.hadamard(head, c_.head_dim, c_.rotation_block); }
 
     void attend(const Layer& layer, int index, int qkv_rows) {
         const GroupWork& work = w_.groups[layer.group];
-        const AttentionShape shape{c_.heads, c_.query_scale, c_.attention_softcap};
-        uint8_t* scratch = w_.scratch[thread_].get();
         for (;;) {
             const int i = w_.next_item[index].fetch_add(1, std::memory_order_relaxed);
             if (i >= static_cast<int>(work.items.size())) return;
             const Item& item = work.items[i];
-            const float* q = w_.qkv.get() + static_cast<size_t>(item.first_token) * qkv_rows;
-            const int rows = (item.q1 - item.q0) * group_;
-            const size_t part_floats = static_cast<size_t>(rows) * (c_.head_dim + 2);
-            float* part = item.part ? item.part : w_.own_parts[thread_].get();
-            for (int s = item.s0; s < item.s1; s++)
-                ops_.attend_segment(layer.pages, shape, *item.span, q, qkv_rows, item.kv_head, item.q0, item.q1, s,
-                                    part + (s - item.s0) * part_floats, scratch);
-            if (!item.part) merge_item(item, part, part_floats);
+            const size_t stride = static_cast<size_t>(item.q1 - item.q0) * group_ * (c_.head_dim + 2);
+            float* result = item.result ? item.result : w_.own_parts[thread_].get();
+            for (int p = item.p0; p < item.p1; p++)
+                attend_part(layer, item, p, qkv_rows, result + (p - item.p0) * stride);
+            if (!item.result) merge_item(item, result, stride);
         }
     }
 
-    void merge_item(const Item& item, const float* part, size_t part_floats) {
-        const int D = c_.head_dim;
+    void attend_part(const Layer& layer, const Item& item, int part, int qkv_rows, float* result) {
+        const AttentionShape shape{c_.heads, c_.kv_heads, c_.head_dim, c_.query_scale, c_.attention_softcap};
+        const Span& span = *item.span;
+        const bool apart = item.parts.is_sinks(part) && span.sink_distance >= 0;
+        const float* rows = apart ? w_.sink_queries.get() : w_.qkv.get();
+        const int stride = apart ? c_.heads * c_.head_dim : qkv_rows;
+        const QueryRows queries{rows + static_cast<size_t>(item.first_token) * stride, stride, span.start,
+                                item.kv_head, item.q0, item.q1};
+        ops_.attend(layer.arenas.data(), shape, keys_of(span, item.parts, part), queries, result,
+                    w_.scratch[thread_].get());
+    }
+
+    void merge_item(const Item& item, const float* result, size_t stride) {
         for (int q = item.q0; q < item.q1; q++)
             for (int g = 0; g < group_; g++) {
-                const int token = item.first_token + q - item.span->start, head = item.kv_head * group_ + g;
-                const float* first = part + (static_cast<size_t>(q - item.q0) * group_ + g) * (D + 2);
-                ops_.merge_segments(first, part_floats, item.s1 - item.s0, D, attended(w_.attended.get(), token, head));
+                const float* first = result + (static_cast<size_t>(q - item.q0) * group_ + g) * (c_.head_dim + 2);
+                merge_row({first, stride, item.p1 - item.p0, item.first_token + q - item.span->start,
+                           item.kv_head * group_ + g, item.span->rotated}, w_.attended.get());
             }
+    }
+
+    void merge_row(const MergeJob& job, float* out) {
+        float* row = out + (static_cast<size_t>(job.token) * c_.heads + job.head) * c_.head_dim;
+        ops_.merge_parts(job.parts, job.stride, job.count, c_.head_dim, row);
+        if (job.rotated) rotate(row);
     }
 
     // Attention results as inputs of the out matrix; a lone token's are merged by every thread for itself.
@@ -275,15 +320,9 @@ private:
         float* out = alone ? w_.own_attended[thread_].get() : w_.attended.get();
         const int count = static_cast<int>(jobs.size());
         const int first = alone ? 0 : mine(count, thread_), last = alone ? count : mine(count, thread_ + 1);
-        for (int i = first; i < last; i++)
-            ops_.merge_segments(jobs[i].parts, jobs[i].stride, jobs[i].segments, c_.head_dim,
-                                attended(out, jobs[i].token, jobs[i].head));
+        for (int i = first; i < last; i++) merge_row(jobs[i], out);
         if (!alone) barrier();
         return out;
-    }
-
-    float* attended(float* base, int token, int head) const {
-        return base + (static_cast<size_t>(token) * c_.heads + head) * c_.head_dim;
     }
 
     void run_head() {
@@ -323,50 +362,80 @@ private:
 
 namespace {
 
-int first_segment(const Span& span, int query) {
-    return span.window > 0 ? std::max(0, query - span.window + 1) / kSegment : 0;
-}
-
-// Cut one group's attention into items; parts are laid out in `parts` where segments are shared out.
-void plan_group(const Step& step, int group, const DecoderConfig& c, int threads, GroupWork& work, Buffer<float>& parts) {
-    work.items.clear();
-    work.merges.clear();
+// One group's attention as items that merge for themselves.
+void cut_queries(const Step& step, int group, const DecoderConfig& c, std::vector<Item>& items) {
+    items.clear();
     for (int chunk = 0; chunk < step.chunks; chunk++) {
         const Span& span = step.spans[chunk * step.groups + group];
         for (int q0 = span.start; q0 < span.end; q0 += kQueryTile) {
             const int q1 = std::min(span.end, q0 + kQueryTile);
+            const Parts parts = parts_of(span, q0, q1);
             for (int head = 0; head < c.kv_heads; head++)
-                work.items.push_back({&span, step.chunk_starts[chunk], head, q0, q1, first_segment(span, q0),
-                                      (q1 - 1) / kSegment + 1, nullptr});
+                items.push_back({&span, step.chunk_starts[chunk], head, q0, q1, parts, 0, parts.count(), nullptr});
         }
     }
-    const std::vector<Item> whole = work.items;
-    if (static_cast<int>(whole.size()) >= 4 * threads) {
+}
+
+// Cut one group's attention into items; results lie in `results` where parts are shared out.
+void plan_group(const Step& step, int group, const DecoderConfig& c, int threads, GroupWork& work, Buffer<float>& results) {
+    work.merges.clear();
+    cut_queries(step, group, c, work.items);
+    if (static_cast<int>(work.items.size()) >= 4 * threads) {
         std::reverse(work.items.begin(), work.items.end());  // the longest first
         return;
     }
+    const std::vector<Item> whole = std::move(work.items);
     const int share = c.heads / c.kv_heads;
+    const auto stride_of = [&](const Item& item) { return static_cast<size_t>(item.q1 - item.q0) * share * (c.head_dim + 2); };
     size_t floats = 0;
-    for (const Item& item : whole) floats += static_cast<size_t>(item.q1 - item.q0) * share * (c.head_dim + 2) * (item.s1 - item.s0);
-    float* next = parts.reserve(floats);
+    for (const Item& item : whole) floats += stride_of(item) * item.p1;
+    float* next = results.reserve(floats);
     work.items.clear();
     for (const Item& item : whole) {
-        const size_t stride = static_cast<size_t>(item.q1 - item.q0) * share * (c.head_dim + 2);
+        const size_t stride = stride_of(item);
         for (int q = item.q0; q < item.q1; q++)
             for (int g = 0; g < share; g++)
-                work.merges.push_back({next + (static_cast<size_t>(q - item.q0) * share + g) * (c.head_dim + 2), stride,
-                                       item.s1 - item.s0, item.first_token + q - item.span->start, item.kv_head * share + g});
-        for (int s = item.s0; s < item.s1; s++, next += stride) {
+                work.merges.push_back({next + (static_cast<size_t>(q - item.q0) * share + g) * (c.head_dim + 2), stride, item.p1,
+                                       item.first_token + q - item.span->start, item.kv_head * share + g, item.span->rotated});
+        for (int p = 0; p < item.p1; p++, next += stride) {
             Item piece = item;
-            piece.s0 = s, piece.s1 = s + 1, piece.part = next;
+            piece.p0 = p, piece.p1 = p + 1, piece.result = next;
             work.items.push_back(piece);
         }
     }
 }
 
+// The chunks' tokens by eight slots.
+void cut_slots(const Step& step, std::vector<SlotGroup>& slots) {
+    constexpr int kShared = 8;
+    slots.clear();
+    for (int chunk = 0; chunk < step.chunks; chunk++) {
+        const int first = step.chunk_starts[chunk], last = step.chunk_starts[chunk + 1];
+        const int start = step.spans[chunk * step.groups].start;
+        for (int begin = first; begin < last;) {
+            const int end = std::min(last, begin + kShared - (start + begin - first) % kShared);
+            slots.push_back({chunk, begin, end});
+            begin = end;
+        }
+    }
+}
+
+// position(t): where token t stands.
+template <typename Position>
+void fill_rope(const RopeTable& rope, int tokens, Position&& position, Buffer<float>& cos, Buffer<float>& sin) {
+    const size_t half = rope.inv_freq.size();
+    float *c = cos.reserve(tokens * half + 1), *s = sin.reserve(tokens * half + 1);
+    for (int t = 0; t < tokens; t++)
+        for (size_t i = 0; i < half; i++) {
+            const float angle = static_cast<float>(position(t)) * rope.inv_freq[i];
+            c[t * half + i] = std::cos(angle) * rope.scaling;
+            s[t * half + i] = std::sin(angle) * rope.scaling;
+        }
+}
+
 }  // namespace
 
-void Decoder::run(const Step& step) {
+void Decoder::reserve(const Step& step) {
     Workspace& w = *work_;
     const size_t T = step.tokens, C = config.hidden, HD = static_cast<size_t>(config.heads) * config.head_dim;
     const size_t I = config.intermediate, widest = std::max({C, HD, I});
@@ -378,39 +447,71 @@ void Decoder::run(const Step& step) {
     if (config.gated_mlp) w.up.reserve(T * I);
     w.shared.reserve(static_cast<int>(T), static_cast<int>(widest));
     w.groups.resize(step.groups);
-    w.next_item = std::make_unique<std::atomic<int>[]>(layers.size());
-    for (size_t i = 0; i < layers.size(); i++) w.next_item[i] = 0;
-
-    w.cos.resize(ropes.size());
-    w.sin.resize(ropes.size());
-    for (size_t r = 0; r < ropes.size(); r++) {
-        const size_t half = ropes[r].inv_freq.size();
-        float *cos = w.cos[r].reserve(T * half + 1), *sin = w.sin[r].reserve(T * half + 1);
-        for (size_t t = 0; t < T; t++)
-            for (size_t i = 0; i < half; i++) {
-                const float angle = static_cast<float>(step.positions[t]) * ropes[r].inv_freq[i];
-                cos[t * half + i] = std::cos(angle) * ropes[r].scaling;
-                sin[t * half + i] = std::sin(angle) * ropes[r].scaling;
-            }
-    }
-
-    int most_segments = 1;
+    w.parts.resize(step.groups);
+    int most_parts = 1;
     for (int i = 0; i < step.chunks * step.groups; i++)
-        most_segments = std::max(most_segments, (step.spans[i].end - 1) / kSegment + 1);
-    std::vector<Buffer<float>> group_parts(step.groups);
-    for (int g = 0; g < step.groups; g++) plan_group(step, g, config, pool_.threads(), w.groups[g], group_parts[g]);
-
+        most_parts = std::max(most_parts, parts_of(step.spans[i], step.spans[i].start, step.spans[i].end).count());
     const int share = config.heads / config.kv_heads;
+    const AttentionShape shape{config.heads, config.kv_heads, config.head_dim, 1.0f, 0.0f};
     for (int thread = 0; thread < pool_.threads(); thread++) {
         w.own[thread].reserve(1, static_cast<int>(widest));
         w.own_attended[thread].reserve(HD);
-        w.own_parts[thread].reserve(static_cast<size_t>(kQueryTile) * share * (config.head_dim + 2) * most_segments);
-        size_t bytes = 1;
-        for (const Layer& layer : layers)
-            bytes = std::max(bytes, ops_.attend_scratch_bytes(layer.pages, {config.heads, 1.0f, 0.0f}, kQueryTile));
-        w.scratch[thread].reserve(bytes);
+        w.own_parts[thread].reserve(static_cast<size_t>(kQueryTile) * share * (config.head_dim + 2) * most_parts);
+        w.scratch[thread].reserve(ops_.attend_scratch_bytes(shape, kQueryTile));
     }
+}
+
+// cos and sin of the tokens' positions, and of those from which queries meet the sinks.
+void Decoder::place(const Step& step) {
+    Workspace& w = *work_;
+    w.cos.resize(ropes.size());
+    w.sin.resize(ropes.size());
+    w.sink_cos.resize(ropes.size() * step.groups);
+    w.sink_sin.resize(ropes.size() * step.groups);
+    for (size_t r = 0; r < ropes.size(); r++)
+        fill_rope(ropes[r], step.tokens, [&](int t) { return step.positions[t]; }, w.cos[r], w.sin[r]);
+    std::vector<int> positions(step.tokens);
+    for (int group = 0; group < step.groups; group++) {
+        bool apart = false;
+        for (int chunk = 0; chunk < step.chunks; chunk++) {
+            const int distance = step.spans[chunk * step.groups + group].sink_distance;
+            apart = apart || distance >= 0;
+            for (int t = step.chunk_starts[chunk]; t < step.chunk_starts[chunk + 1]; t++)
+                positions[t] = distance >= 0 ? std::min<int>(step.positions[t], distance) : step.positions[t];
+        }
+        if (!apart) continue;
+        w.sink_queries.reserve(static_cast<size_t>(step.tokens) * config.heads * config.head_dim);
+        for (size_t r = 0; r < ropes.size(); r++) {
+            const size_t table = r * step.groups + group;
+            fill_rope(ropes[r], step.tokens, [&](int t) { return positions[t]; }, w.sink_cos[table], w.sink_sin[table]);
+        }
+    }
+}
+
+void Decoder::run(const Step& step) {
+    Workspace& w = *work_;
+    reserve(step);
+    place(step);
+    cut_slots(step, w.slots);
+    for (int g = 0; g < step.groups; g++) plan_group(step, g, config, pool_.threads(), w.groups[g], w.parts[g]);
+    w.next_item = std::make_unique<std::atomic<int>[]>(layers.size());
+    for (size_t i = 0; i < layers.size(); i++) w.next_item[i] = 0;
     pool_.run([&](int thread) { Worker(*this, step, thread).run(); });
+}
+
+void Decoder::move_pages(const PageMove* moves, int count) {
+    const int threads = pool_.threads(), K = config.kv_heads, units = count * static_cast<int>(layers.size()) * K;
+    pool_.run([&](int thread) {
+        std::vector<float> rows(2 * static_cast<size_t>(kPageLen) * config.head_dim);
+        const auto first = [&](int t) { return static_cast<int>(static_cast<int64_t>(units) * t / threads); };
+        for (int unit = first(thread); unit < first(thread + 1); unit++) {
+            const Layer& layer = layers[unit / K % layers.size()];
+            const PageMove& move = moves[unit / K / layers.size()];
+            if (layer.group != move.group) continue;
+            move_page(ops_, layer.arenas[move.source / kArenaPages], move.source % kArenaPages,
+                      layer.arenas[move.target / kArenaPages], move.target % kArenaPages, unit % K, rows.data());
+        }
+    });
 }
 
 }  // namespace heedful

@@ -2,7 +2,7 @@
 // path serves every family. Knows nothing of tokenizers, page tables or sampling.
 #pragma once
 
-#include "ops.h"
+#include "paging.h"
 #include "pool.h"
 
 #include <memory>
@@ -35,9 +35,9 @@ struct RopeTable {
 struct Layer {
     Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
     Product qkv, out, up, down;  // up: gate and up where the MLP is gated
-    PageBuffer pages;
-    int group = 0;  // index of its layer group: which span it reads
-    int rope = 0;   // index into Decoder::ropes
+    std::vector<PageBuffer> arenas;  // by index; those of other groups are empty
+    int group = 0;                   // index of its layer group: which span it reads
+    int rope = 0;                    // index into Decoder::ropes
 };
 
 struct DecoderConfig {
@@ -46,6 +46,7 @@ struct DecoderConfig {
     float norm_eps = 1e-5f;
     Activation activation = Activation::silu;
     bool gated_mlp = true;
+    int rotation_block = 1;  // channels that one Hadamard matrix turns, in sequences that are rotated; 1: none
     float query_scale = 1.0f, attention_softcap = 0.0f, logit_softcap = 0.0f;
 };
 
@@ -62,11 +63,18 @@ struct Step {
     float* logits = nullptr;                 // (wanted, vocab)
 };
 
+// A page of one format to be rewritten as one of another, in all layers of a group. Pages as in KeyRun.
+struct PageMove {
+    int group;
+    int32_t source, target;
+};
+
 class Decoder {
 public:
     Decoder(const DecoderConfig& config, const Ops& ops, int threads);
     ~Decoder();
     void run(const Step& step);
+    void move_pages(const PageMove* moves, int count);
 
     DecoderConfig config;
     std::vector<Layer> layers;
@@ -77,6 +85,8 @@ public:
 private:
     struct Workspace;
     class Worker;
+    void reserve(const Step& step);
+    void place(const Step& step);
     const Ops& ops_;
     Pool pool_;
     std::unique_ptr<Workspace> work_;
