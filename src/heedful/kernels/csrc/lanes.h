@@ -79,6 +79,12 @@ inline float total(Floats x) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
+inline int32_t total(Ints x) {
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0b01001110));
+    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0b10110001)));
+}
+
 inline Ints no_ints() { return _mm256_setzero_si256(); }
 inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Floats to_floats(Floats x) { return x; }
@@ -247,6 +253,12 @@ inline float largest(Floats x) {
 }
 inline float total(Floats x) {
     float sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += x.v[i];
+    return sum;
+}
+
+inline int32_t total(Ints x) {
+    int32_t sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += x.v[i];
     return sum;
 }

@@ -8,6 +8,7 @@ namespace heedful {
 void bind_matmul(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
+void bind_selection(nanobind::module_& m);
 void bind_step(nanobind::module_& m);
 }  // namespace heedful
 
@@ -16,5 +17,6 @@ NB_MODULE(_native, m) {
     heedful::bind_matmul(m);
     heedful::bind_attention(m);
     heedful::bind_elementwise(m);
+    heedful::bind_selection(m);
     heedful::bind_step(m);
 }

@@ -16,13 +16,21 @@
     void attend(const PageBuffer*, const AttentionShape&, const KeyRun&, const QueryRows&, float*, void*);             \
     size_t attend_scratch_bytes(const AttentionShape&, int);                                                           \
     void merge_parts(const float*, size_t, int, int, float*);                                                          \
+    size_t bounds_bytes(int, int);                                                                                     \
+    void store_bounds(const float*, int, const BoundsBuffer&, int, int);                                               \
+    float prepare_bounds_query(const float*, int, int, int16_t*);                                                      \
+    size_t bounds_query_bytes(int, int);                                                                               \
+    void bound_pages(const BoundsBuffer*, const int32_t*, int, int, int, int, const int16_t*, float, float*);          \
+    void choose_pages(float*, int32_t*, int, int, int, int32_t*);                                                      \
     }
 
 #define HEEDFUL_TABLE(variant)                                                                                         \
     {                                                                                                                  \
         #variant, variant::norm, variant::rotate, variant::hadamard, variant::activate, variant::quantize_activations, \
             variant::matmul, variant::page_bytes, variant::store_row, variant::read_page, variant::attend,             \
-            variant::attend_scratch_bytes, variant::merge_parts                                                        \
+            variant::attend_scratch_bytes, variant::merge_parts,                                                       \
+            variant::bounds_bytes, variant::store_bounds, variant::prepare_bounds_query,                               \
+            variant::bounds_query_bytes, variant::bound_pages, variant::choose_pages                                   \
     }
 
 namespace heedful {

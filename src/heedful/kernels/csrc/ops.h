@@ -13,6 +13,7 @@ constexpr int kPanelRows = 8;    // rows that lie interleaved, one vector lane e
 constexpr int kBlock = 32;       // columns that share a scale
 constexpr int kPageLen = 64;     // token slots of a page
 constexpr int kArenaPages = 1 << 20;  // a page is arena * kArenaPages + its row in the arena's buffer
+constexpr int kMaxHeadDim = 256;
 
 // ---- matmul.cpp ------------------------------------------------------------------------------------------------
 
@@ -85,6 +86,15 @@ struct QueryRows {
     int kv_head, q0, q1;
 };
 
+// ---- selection.cpp ---------------------------------------------------------------------------------------------
+
+// The bounds of one layer's pages of one format: of the page in row r at base + r * page_bytes. They lie apart from the
+// pages, so that choosing reads nothing else.
+struct BoundsBuffer {
+    uint8_t* base;
+    size_t page_bytes;
+};
+
 // ---- elementwise.cpp -------------------------------------------------------------------------------------------
 
 enum class NormKind : int { rms = 0, layer = 1 };
@@ -137,6 +147,28 @@ struct Ops {
 
     // Merge partial results of one query and head, `part_stride` floats apart, in this order into out (D).
     void (*merge_parts)(const float* parts, size_t part_stride, int count, int head_dim, float* out);
+
+    // Bytes of the bounds of one page.
+    size_t (*bounds_bytes)(int kv_heads, int head_dim);
+
+    // Write the bounds of a full page of one KV head: least and largest of its keys (64, D), channel by channel, as int8
+    // with one scale = max abs / 127; the least ones rounded down, the largest ones up.
+    void (*store_bounds)(const float* keys, int head_dim, const BoundsBuffer& bounds, int row, int kv_head);
+
+    // The group's queries (group, D) as factors of bounds, into `factors` of bounds_query_bytes; returns their step.
+    float (*prepare_bounds_query)(const float* q, int group, int head_dim, int16_t* factors);
+    size_t (*bounds_query_bytes)(int group, int head_dim);
+
+    // out[i] = what a key of pages[i] can at most score: largest over the group of sum_c max(q_c·hi_c, q_c·lo_c).
+    // `arenas`: the layer's bounds by arena.
+    void (*bound_pages)(const BoundsBuffer* arenas, const int32_t* pages, int count, int kv_head, int group, int head_dim,
+                        const int16_t* factors, float step, float* out);
+
+    // Renew which `num_pages` of a sequence's `pages` pages one KV head reads, by index, ascending: the first, the last
+    // and the `local_pages` before it, and those with the largest bounds, the first of equal ones. bounds[i] is page
+    // 1 + i's, up to the local ones; those that `chosen` holds, from last time, get a tenth of the bounds' range on top.
+    // Overwrites bounds; `keys` is scratch of the same length. 2 + local_pages <= num_pages <= pages.
+    void (*choose_pages)(float* bounds, int32_t* keys, int pages, int local_pages, int num_pages, int32_t* chosen);
 };
 
 // The table for this processor, chosen once: "vnni" (AVX-512 VNNI), else "avx2" (with FMA and F16C), else "portable".
