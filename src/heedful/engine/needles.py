@@ -91,7 +91,8 @@ def ask(runner: Runner, case: NeedleCase, policies: ListLike[CachePolicy], token
         logits = lockstep.prefill()
         for token in case.given_ids:
             logits = lockstep.step([token] * len(policies))
-        chosen = [bool(row[list(case.first_ids)].argmax() == 0) for row in logits]
+        right, *others = case.first_ids
+        chosen = [bool(row[right] > row[others].max()) for row in logits]
         answers: list[list[int]] = [[] for _ in policies]
         for _ in range(ANSWER_TOKENS):
             best = [int(token) for token in logits.argmax(axis=-1)]
