@@ -49,6 +49,25 @@ def test_rotation(variant: str, rows: int, half: int, rest: int, seed: int) -> N
     np.testing.assert_allclose(KERNELS.rotate(x, cos, sin, variant), expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("block", [8, 32, 64, 128, 256])
+def test_hadamard_rotation(block: int) -> None:
+    """Against the matrix by Sylvester's construction; every variant to the bit, since it only adds and subtracts."""
+    x, matrix = normal(block, 5, 3 * block), np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    expected = (x.reshape(5, 3, block) @ (matrix / np.sqrt(block))).reshape(x.shape)
+    found = [KERNELS.hadamard(x, block, variant) for variant in VARIANTS]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
+    assert all(np.array_equal(other, found[0]) for other in found)
+    np.testing.assert_allclose(KERNELS.hadamard(found[0], block, VARIANTS[0]), x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [4, 24, 48, 64])
+def test_hadamard_blocks_that_cannot_be(block: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        KERNELS.hadamard(normal(0, 1, 96), block, VARIANTS[0])
+
+
 ACTIVATIONS = [F.silu, lambda x: F.gelu(x, approximate="tanh"), F.gelu]
 
 
