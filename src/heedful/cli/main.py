@@ -15,6 +15,7 @@ from heedful.cli.bench import bench
 from heedful.cli.chat import chat
 from heedful.cli.cost import cost
 from heedful.cli.doctor import doctor
+from heedful.cli.eval import app as eval_app
 from heedful.cli.generate import generate
 from heedful.cli.models import app as models_app
 from heedful.cli.pull import pull
@@ -38,6 +39,7 @@ app.command()(pull)
 app.add_typer(models_app, name="models")
 app.command()(doctor)
 app.command()(bench)
+app.add_typer(eval_app, name="eval")
 
 
 def _print_version(wanted: bool) -> None:

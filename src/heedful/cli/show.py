@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ def show(
 def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> dict[str, Any]:
     from heedful.cost.formulas import KV_FORMATS, Shape, decode_cost
     from heedful.cost.meter import windows_in_words
+    from heedful.cost.quality import measured_policies
 
     rows = 2 * config.num_kv_heads * config.num_layers  # of one token: K and V of every KV head of every layer
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
@@ -63,6 +65,7 @@ def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> d
             for context in contexts
             if context <= config.context_len
         },
+        "measured_policies": {policy: asdict(found) for policy, found in measured_policies(name).items()},
     }
 
 
@@ -88,3 +91,20 @@ def _print_table(facts: dict[str, Any]) -> None:
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         print(f"{label:<{width}}  {value}")
+    _print_policies(facts["measured_policies"])
+
+
+def _print_policies(measured: dict[str, Any]) -> None:
+    if not measured:
+        return
+    width = max(len("measured policy"), *map(len, measured))
+    print(
+        f"\n{'measured policy':<{width}}  {'mean KLD':>8}  {'p99 KLD':>8}  {'ΔNLL':>8}  facts found (exact attention)"
+    )
+    for policy, found in measured.items():
+        loss, needles = found["passage"], found["needles"]
+        facts = "not measured" if needles is None else f"{needles['recall']:.0%} ({needles['exact_recall']:.0%})"
+        print(
+            f"{policy:<{width}}  {loss['mean_kld']:>8.5f}  {loss['p99_kld']:>8.5f}  {loss['mean_delta_nll']:>+8.5f}"
+            f"  {facts}"
+        )

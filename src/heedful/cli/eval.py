@@ -1,0 +1,176 @@
+"""`heedful eval policy`: what cache policies lose on this machine, against exact attention; the figures are kept."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.errors import BadParameter
+from heedful.weights.source_names import default_model
+
+if TYPE_CHECKING:
+    from heedful.cost.quality import Measurement
+    from heedful.engine.lockstep import Progress
+    from heedful.engine.runner import Runner
+    from heedful.request import CachePolicy
+    from heedful.weights.load import LoadedModel
+
+app = typer.Typer(help="Measure what a setting that changes the output loses.", no_args_is_help=True)
+
+
+@app.callback()
+def _verbs() -> None:
+    """With it `policy` stays a word of its own, although it is the only one."""
+
+
+@app.command("policy")
+def policy(
+    policies: Annotated[
+        list[str], typer.Option("--policy", help="As kv=q4,precise=0 or kv=q8,window=1024,sinks=4; may be given again.")
+    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…")] = default_model,
+    text: Annotated[
+        Path | None, typer.Option(help="Measure on this text; default: two chapters of Alice's Adventures.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Take so many tokens of the text; the second half counts.")] = None,
+    needles: Annotated[
+        bool, typer.Option("--needles", help="Also plant facts in long texts and ask for them.")
+    ] = False,
+    runner: Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the figures for receipts and `show`.")] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare policies with exact attention: KL divergence, loss of log-probability, agreement, facts found again."""
+    from heedful.cache.policy_text import parse_policy, policy_name, with_format
+    from heedful.request import DEFAULT_KV_FORMAT, KVFormat
+
+    default = KVFormat.parse(DEFAULT_KV_FORMAT)
+    asked = {policy_name(found): with_format(found, default) for found in map(parse_policy, policies)}
+    found = _measure(model, list(asked.values()), text, tokens, needles, runner, threads)
+    if json_output:
+        result = {name: asdict(measurement) for name, measurement in zip(asked, found, strict=True)}
+        print(json.dumps({"model": model, "policies": result}))
+    else:
+        _print_table(dict(zip(asked, found, strict=True)))
+    if save:
+        _save(model, dict(zip(asked.values(), found, strict=True)))
+
+
+def _measure(
+    model: str,
+    policies: list[CachePolicy],
+    text: Path | None,
+    tokens: int | None,
+    needles: bool,
+    runner: str,
+    threads: int | None,
+) -> list[Measurement]:
+    from heedful.cost.quality import Measurement
+    from heedful.engine.needles import measure_needles, needle_cases
+    from heedful.engine.policy_quality import measure_passage, passage_ids
+    from heedful.weights.load import load
+
+    given = None if text is None else _read(text)
+    if tokens is not None and tokens < 1:
+        raise BadParameter("--tokens", "must be at least 1")
+    loaded = load(model)
+    context = loaded.config.context_len
+    ids, what = passage_ids(loaded.tokenizer, context_len=context, policies=policies, text=given, tokens=tokens)
+    cases = needle_cases(loaded.tokenizer, context_len=context) if needles else []
+    longest = max([len(ids), *(case.length for case in cases)])
+    made = _runner(loaded, runner, longest * (len(policies) + 1), threads)
+    with _bar("reading a text", (len(policies) + 1) * (len(ids) - 1)) as progress:
+        losses = measure_passage(made, ids, policies, text=what, progress=progress)
+    if not cases:
+        return [Measurement(loss) for loss in losses]
+    with _bar("asking for facts", len(cases)) as progress:
+        scores = measure_needles(made, cases, policies, loaded.tokenizer, progress=progress)
+    return [Measurement(loss, score) for loss, score in zip(losses, scores, strict=True)]
+
+
+def _runner(loaded: LoadedModel, kind: str, capacity_tokens: int, threads: int | None) -> Runner:
+    from heedful import hardware
+    from heedful.engine.make_runner import make_runner
+
+    machine = hardware.detect()
+    return make_runner(
+        loaded,
+        kind=kind,
+        kv_format="f32",
+        weights_format=None,
+        context_len=capacity_tokens,
+        threads=threads or machine.threads,
+        free_memory_bytes=machine.free_memory_bytes,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise BadParameter("--text", f"{path} cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise BadParameter("--text", f"{path} is not UTF-8 text (byte {e.start:,})", "Convert it first.") from e
+
+
+@contextmanager
+def _bar(doing: str, total: int) -> Iterator[Progress]:
+    """On stderr, where somebody watches."""
+    from rich import progress
+    from rich.console import Console
+
+    columns = (progress.TextColumn(doing), progress.BarColumn(), progress.TaskProgressColumn())
+    console = Console(stderr=True)
+    with progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _save(model: str, found: dict[CachePolicy, Measurement]) -> None:
+    from heedful.cost.quality import save_measurement
+
+    try:
+        paths = [save_measurement(model, policy, measurement) for policy, measurement in found.items()]
+    except OSError as e:
+        print(f"heedful: the figures were not kept: {e}", file=sys.stderr)
+    else:
+        print(f"kept in {paths[0].parent}; `heedful show {shlex.quote(model)}` lists them", file=sys.stderr)
+
+
+def _print_table(found: dict[str, Measurement]) -> None:
+    headings = ("policy", "mean KLD", "p50", "p99", "max", "ΔNLL", "same top token")
+    with_needles = next(iter(found.values())).needles is not None
+    rows = [(*headings, *(("found", "chosen") if with_needles else ()))]
+    rows += [(name, *_loss_cells(measurement), *_needle_cells(measurement)) for name, measurement in found.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        print(f"{name:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(cells, widths[1:], strict=True)), sep="  ")
+    first = next(iter(found.values()))
+    print(f"\nKL divergence and ΔNLL in nats a token, against exact attention; {first.passage.text}.")
+    if (score := first.needles) is not None:
+        print(
+            f"found: of {score.asked} planted numbers, in the answer; chosen: likelier than seven others. "
+            f"Exact attention: {score.exact_recall:.0%}, {score.exact_choice:.0%}."
+        )
+
+
+def _loss_cells(measurement: Measurement) -> tuple[str, ...]:
+    loss = measurement.passage
+    klds = (loss.mean_kld, loss.p50_kld, loss.p99_kld, loss.max_kld)
+    return (*(f"{kld:.5f}" for kld in klds), f"{loss.mean_delta_nll:+.5f}", f"{loss.agreement:.1%}")
+
+
+def _needle_cells(measurement: Measurement) -> tuple[Any, ...]:
+    score = measurement.needles
+    return () if score is None else (f"{score.recall:.0%}", f"{score.choice:.0%}")
