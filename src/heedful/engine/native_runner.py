@@ -83,7 +83,7 @@ class NativeRunner:
         positions = np.array([p for chunk in chunks for p in range(chunk.start, chunk.end)], dtype=np.int32)
         starts = [0, *accumulate(chunk.end - chunk.start for chunk in chunks)]
         wanted = [end - 1 for end, chunk in zip(starts[1:], chunks, strict=True) if chunk.reaches_end]
-        spans, pages = _span_arrays(batch)
+        spans, pages, chosen = _span_arrays(batch)
         logits = self._logits_buffer(len(wanted))
         self._decoder.run(
             self._embedded(token_ids, positions),
@@ -91,6 +91,7 @@ class NativeRunner:
             np.array(starts, dtype=np.int32),
             spans,
             pages,
+            chosen,
             np.array(wanted, dtype=np.int32),
             logits,
         )
@@ -135,7 +136,7 @@ class NativeRunner:
         for arena in self.cache.arenas[self._arenas_known :]:
             keys, values = (native.KV_NUMBERS.index(number) for number in (arena.format.keys, arena.format.values))
             for layer, pages in arena.buffers.items():
-                self._decoder.set_pages(layer, arena.index, keys, values, pages)
+                self._decoder.set_pages(layer, arena.index, keys, values, pages, arena.bounds[layer])
         self._arenas_known = len(self.cache.arenas)
 
     def _move_pages(self, batch: Batch) -> None:
@@ -199,8 +200,9 @@ class NativeRunner:
 
 
 def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
-    """How the native kernels lay out a page; the first byte to the last belong to pages.cpp."""
-    return PageLayout(native.module().page_bytes(form.keys, form.values, kv_heads, head_dim, "portable"))
+    """How the native kernels lay out a page; its bytes belong to pages.cpp and selection.cpp."""
+    kernels, shape = native.module(), (kv_heads, head_dim, "portable")
+    return PageLayout(kernels.page_bytes(form.keys, form.values, *shape), kernels.bounds_bytes(*shape))
 
 
 def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
@@ -251,18 +253,22 @@ def _rope_arrays(rope: Rope | None) -> tuple[npt.NDArray[np.float32], float]:
     return rope.inv_freq().astype(np.float32), rope.attention_scaling
 
 
-def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Table (chunks, groups, columns) as bind_step.cpp reads it, and all spans' pages, to which it points."""
+def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[Any]]:
+    """Table (chunks, groups, columns) as bind_step.cpp reads it; all spans' pages and what is chosen of them, to which
+    it points.
+    """
+    chosen: list[Any] = []
     rows: list[tuple[int, ...]] = []
     pages: list[tuple[int, ...]] = []
     offset = 0
     for chunk in batch.chunks:
         for span in chunk.spans:
-            rows.append(_span_row(span, offset))
+            rows.append(_span_row(span, offset) + _selection_columns(span, len(chosen)))
+            chosen += [] if span.selection is None else [span.selection.chosen]
             pages += (span.pages, span.sink_pages)
             offset += len(span.pages) + len(span.sink_pages)
     table = np.array(rows, dtype=np.int32).reshape(len(batch.chunks), len(batch.chunks[0].spans), -1)
-    return table, np.fromiter(chain.from_iterable(pages), dtype=np.int32, count=offset)
+    return table, np.fromiter(chain.from_iterable(pages), dtype=np.int32, count=offset), chosen
 
 
 def _span_row(span: KeySpan, offset: int) -> tuple[int, ...]:
@@ -273,3 +279,12 @@ def _span_row(span: KeySpan, offset: int) -> tuple[int, ...]:
     rotated = int(span.formats[0].format.rotated)
     sinks_at = offset + len(span.pages)
     return span.start, span.end, span.window or 0, span.first_page, offset, span.sinks, sinks_at, distance, rotated
+
+
+def _selection_columns(span: KeySpan, chosen_at: int) -> tuple[int, ...]:
+    """Pages of each KV head (0: all), newest among them, layers that read all, whether to choose anew, where the choice
+    is.
+    """
+    if (wanted := span.selection) is None:
+        return 0, 0, 0, 0, 0
+    return wanted.num_pages, wanted.local_pages, wanted.dense_layers, int(wanted.renew), chosen_at

@@ -23,6 +23,7 @@ using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
 using MutableBytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+using Choices = nb::ndarray<int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 const Ops& variant_named(const std::string& name) {
@@ -73,11 +74,15 @@ public:
         decoder_.layers.at(layer).rope = rope;
     }
 
-    // keys, values: indices of KvNumber.
-    void set_pages(int layer, int arena, int keys, int values, const MutableBytes& pages) {
+    // keys, values: indices of KvNumber. bounds: (num_pages, bounds_bytes), or (num_pages, 0) where nothing is selected.
+    void set_pages(int layer, int arena, int keys, int values, const MutableBytes& pages, const MutableBytes& bounds) {
         require(pages.ndim() == 2, "pages are (num_pages, page_bytes)");
+        require(bounds.ndim() == 2 && bounds.shape(0) == pages.shape(0), "bounds are (num_pages, bounds_bytes)");
         std::vector<PageBuffer>& arenas = decoder_.layers.at(layer).arenas;
         if (static_cast<int>(arenas.size()) <= arena) arenas.resize(arena + 1);
+        decoder_.layers[layer].bounds.resize(arenas.size());
+        if (bounds.shape(1) > 0) decoder_.layers[layer].bounds[arena] = {bounds.data(), bounds.shape(1)};
+        pages_.push_back(bounds);
         const KvFormat format{static_cast<KvNumber>(keys), static_cast<KvNumber>(values)};
         arenas[arena] = {format, decoder_.config.kv_heads, decoder_.config.head_dim, pages.data(), pages.shape(1)};
         pages_.push_back(pages);
@@ -92,24 +97,26 @@ public:
         decoder_.move_pages(list.data(), static_cast<int>(list.size()));
     }
 
-    // span_table: (chunks, groups, 9) start, end, window, first_page, offset of its pages in `pages`, sinks, offset of
-    // the sink pages, sink_distance, rotated; as in Span.
+    // span_table: (chunks, groups, 14) start, end, window, first_page, offset of its pages in `pages`, sinks, offset of
+    // the sink pages, sink_distance, rotated, as in Span; num_pages, local_pages, dense_layers, renew, as in Selection,
+    // and which of `chosen`, (layers, K, num_pages) each, is read and written.
     void run(const Floats& embedded, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
-             const Ints& pages, const Ints& wanted, const MutableFloats& logits) {
+             const Ints& pages, const std::vector<Choices>& chosen, const Ints& wanted, const MutableFloats& logits) {
         Step step;
         step.tokens = static_cast<int>(positions.size());
         step.chunks = static_cast<int>(span_table.shape(0));
         step.groups = static_cast<int>(span_table.shape(1));
         step.wanted = static_cast<int>(wanted.size());
-        require(span_table.ndim() == 3 && span_table.shape(2) == 9, "span_table is not (chunks, groups, 9)");
+        require(span_table.ndim() == 3 && span_table.shape(2) == kColumns, "span_table is not (chunks, groups, 14)");
         require(embedded.size() == static_cast<size_t>(step.tokens) * decoder_.config.hidden, "embedded is not (T, hidden)");
         require(static_cast<int>(chunk_starts.size()) == step.chunks + 1, "chunk_starts is not (chunks + 1)");
         require(logits.size() == static_cast<size_t>(step.wanted) * decoder_.config.vocab, "logits is not (wanted, vocab)");
         spans_.clear();
         for (int i = 0; i < step.chunks * step.groups; i++) {
-            const int32_t* row = span_table.data() + 9 * i;
+            const int32_t* row = span_table.data() + kColumns * i;
             spans_.push_back({row[0], row[1], row[2], row[3], pages.data() + row[4], row[5], pages.data() + row[6], row[7],
                               row[8] != 0});
+            if (row[9] > 0) select(spans_.back(), i % step.groups, row + 9, chosen);
         }
         step.embedded = embedded.data();
         step.positions = positions.data();
@@ -122,6 +129,28 @@ public:
     }
 
 private:
+    static constexpr int kColumns = 14;
+
+    // columns: num_pages and on. Whatever would make the kernels read beside what is there is refused.
+    void select(Span& span, int group, const int32_t* columns, const std::vector<Choices>& chosen) const {
+        const Choices& choices = chosen.at(columns[4]);
+        const int pages = span.start / kPageLen + 1;
+        require(choices.shape(0) == decoder_.layers.size() && static_cast<int>(choices.shape(1)) == decoder_.config.kv_heads &&
+                    static_cast<int>(choices.shape(2)) == columns[0], "chosen is not (layers, kv_heads, num_pages)");
+        require(columns[1] >= 0 && columns[0] >= 2 + columns[1] && columns[0] <= pages,
+                "num_pages is not in [2 + local_pages, pages]");
+        require(span.end == span.start + 1 && span.window == 0 && span.sinks == 0 && span.first_page == 0,
+                "pages are selected for one query without window and sinks");
+        span.selection = {columns[0], columns[1], columns[2], columns[3] != 0, choices.data()};
+        for (const Span& other : spans_)
+            require(other.selection.num_pages == 0 || other.selection.dense_layers == columns[2], "dense_layers differ");
+        for (size_t i = 0; i < choices.size() && !span.selection.renew; i++)
+            require(choices.data()[i] >= 0 && choices.data()[i] < pages, "a chosen page is none of the sequence's");
+        for (const Layer& layer : decoder_.layers)
+            for (size_t arena = 0; arena < layer.arenas.size() && layer.group == group; arena++)
+                require(!layer.arenas[arena].base || layer.bounds[arena].base, "pages without bounds cannot be selected");
+    }
+
     const float* keep(const Floats& values) {
         kept_.emplace_back(values.data(), values.data() + values.size());
         return kept_.back().data();
@@ -165,6 +194,7 @@ void bind_step(nb::module_& m) {
             [](PyDecoder* self, int layers, int hidden, int heads, int kv_heads, int head_dim, int intermediate, int vocab,
                bool layer_norm, float norm_eps, int activation, bool gated_mlp, int rotation_block, float query_scale,
                float attention_softcap, float logit_softcap, int threads, const std::string& variant) {
+                require(head_dim <= kMaxHeadDim, "heads have up to 256 channels");
                 DecoderConfig c;
                 c.hidden = hidden, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = head_dim;
                 c.intermediate = intermediate, c.vocab = vocab;

@@ -33,6 +33,35 @@ KeyRun keys_of(const Span& span, const Parts& parts, int part) {
     return segment_keys(span, parts.first_segment + part - (parts.sinks ? 1 : 0));
 }
 
+int candidates_of(const Span& span) { return span.start / kPageLen - 1 - span.selection.local_pages; }
+
+Span span_of_chosen(const Span& span) {
+    Span chosen = span;
+    chosen.start = (span.selection.num_pages - 1) * kPageLen + span.start % kPageLen;
+    chosen.end = chosen.start + 1;
+    return chosen;
+}
+
+void chosen_pages(const Span& span, int layer, int kv_heads, int kv_head, int32_t* pages) {
+    const int count = span.selection.num_pages;
+    const int32_t* chosen = span.selection.chosen + (static_cast<size_t>(layer) * kv_heads + kv_head) * count;
+    for (int i = 0; i < count; i++) pages[i] = span.pages[chosen[i]];
+}
+
+void add_filled_pages(const Span& span, std::vector<int32_t>& pages) {
+    for (int page = span.start / kPageLen; page < span.end / kPageLen; page++)
+        pages.push_back(span.pages[page - span.first_page]);
+}
+
+void bound_page(const Ops& ops, const std::vector<PageBuffer>& arenas, const std::vector<BoundsBuffer>& bounds,
+                int32_t page, int kv_head, float* rows) {
+    const PageBuffer& arena = arenas[page / kArenaPages];
+    const BoundsBuffer& arena_bounds = bounds[page / kArenaPages];
+    if (!arena_bounds.base) return;
+    ops.read_page(arena, page % kArenaPages, kv_head, rows, nullptr);
+    ops.store_bounds(rows, arena.head_dim, arena_bounds, page % kArenaPages, kv_head);
+}
+
 void move_page(const Ops& ops, const PageBuffer& from, int from_row, const PageBuffer& to, int to_row, int kv_head,
                float* rows) {
     float *keys = rows, *values = rows + static_cast<size_t>(kPageLen) * from.head_dim;

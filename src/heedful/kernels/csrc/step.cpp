@@ -3,6 +3,7 @@
 // Per layer: norm and quantize | q, k, v | rotate and store | attention | out + residual | norm and quantize | gate, up and
 // activation | down + residual. A lone token's norms and quantizations are done by every thread for itself: on 2 cores that
 // is cheaper than a barrier. With more tokens they are split by token.
+// Where a span renews its choice of pages, two barriers more: after what each candidate promises, and after the choices.
 //
 // Attention work is cut into items (chunk, KV head, tile of queries), and where those are few (decoding a long context) also
 // by their parts (paging.h), whose results are merged in order. Neither changes a bit of the result.
@@ -84,6 +85,13 @@ struct SlotGroup {
     int chunk, begin, end;
 };
 
+// A span whose query, of one token, chooses pages anew; bounds: where those of its candidates go, (K, candidates).
+struct Renewal {
+    const Span* span;
+    int token;
+    float* bounds;
+};
+
 struct GroupWork {
     std::vector<Item> items;
     std::vector<MergeJob> merges;  // empty when the items merge for themselves
@@ -101,6 +109,25 @@ int panels_of(const Product& product) {
     return sum;
 }
 
+// What one layer group does about page selection in a step.
+struct GroupSelection {
+    std::vector<int32_t> filled;  // pages whose bounds are to be stored
+    bool any = false;
+    int dense_layers = 0;         // the selecting spans' own
+    std::vector<Span> spans;      // as the layers from there on read them
+    GroupWork work;               // in those layers
+    std::vector<Renewal> renewals;
+    Buffer<float> parts, bounds;
+    bool covers(int layer) const { return any && layer >= dense_layers; }
+};
+
+struct SelectionScratch {
+    Buffer<float> rows;       // keys of a page
+    Buffer<int16_t> factors;  // of a group's queries
+    Buffer<int32_t> keys;     // of a choice
+    Buffer<int32_t> pages;    // chosen
+};
+
 }  // namespace
 
 struct Decoder::Workspace {
@@ -115,6 +142,8 @@ struct Decoder::Workspace {
     std::vector<Buffer<float>> own_parts, own_attended;
     std::vector<Buffer<uint8_t>> scratch;
     std::vector<GroupWork> groups;
+    std::vector<GroupSelection> selections;   // by group
+    std::vector<SelectionScratch> selecting;  // by thread
     std::unique_ptr<std::atomic<int>[]> next_item;  // by layer
 };
 
@@ -124,6 +153,7 @@ Decoder::Decoder(const DecoderConfig& config, const Ops& ops, int threads)
     work_->own_parts = std::vector<Buffer<float>>(threads);
     work_->own_attended = std::vector<Buffer<float>>(threads);
     work_->scratch = std::vector<Buffer<uint8_t>>(threads);
+    work_->selecting = std::vector<SelectionScratch>(threads);
 }
 
 Decoder::~Decoder() = default;
@@ -147,9 +177,11 @@ private:
         barrier();
         rotate_and_store(layer, qkv_rows);
         barrier();
+        renew_choices(layer, index, qkv_rows);
+        bound_filled_pages(layer);
         attend(layer, index, qkv_rows);
         barrier();
-        const float* attended = merge(layer);
+        const float* attended = merge(work_of(layer, index));
         add_to_residual(layer.out, attended, c_.heads * D, layer.attn_post_norm);
         feed_forward(layer);
     }
@@ -271,8 +303,53 @@ private:
 
     void rotate(float* head) { ops_.hadamard(head, c_.head_dim, c_.rotation_block); }
 
+    // Which pages each KV head reads from now on. Candidates are shared out by page, choices by head.
+    void renew_choices(const Layer& layer, int index, int qkv_rows) {
+        const GroupSelection& selection = w_.selections[layer.group];
+        if (!selection.covers(index) || selection.renewals.empty()) return;
+        for (const Renewal& renewal : selection.renewals) bound_candidates(layer, renewal, qkv_rows);
+        barrier();
+        const int units = static_cast<int>(selection.renewals.size()) * c_.kv_heads;
+        for (int unit = mine(units, thread_); unit < mine(units, thread_ + 1); unit++)
+            choose(selection.renewals[unit / c_.kv_heads], index, unit % c_.kv_heads);
+        barrier();
+    }
+
+    void bound_candidates(const Layer& layer, const Renewal& renewal, int qkv_rows) {
+        const int count = candidates_of(*renewal.span), first = mine(count, thread_), last = mine(count, thread_ + 1);
+        int16_t* factors = w_.selecting[thread_].factors.get();
+        for (int head = 0; head < c_.kv_heads && first < last; head++) {
+            const float* q = w_.qkv.get() + static_cast<size_t>(renewal.token) * qkv_rows + head * group_ * c_.head_dim;
+            const float step = ops_.prepare_bounds_query(q, group_, c_.head_dim, factors);
+            ops_.bound_pages(layer.bounds.data(), renewal.span->pages + 1 + first, last - first, head, group_, c_.head_dim,
+                             factors, step, renewal.bounds + static_cast<size_t>(head) * count + first);
+        }
+    }
+
+    void choose(const Renewal& renewal, int index, int kv_head) {
+        const Span& span = *renewal.span;
+        const Selection& selection = span.selection;
+        const size_t count = candidates_of(span), choice = static_cast<size_t>(index) * c_.kv_heads + kv_head;
+        ops_.choose_pages(renewal.bounds + kv_head * count, w_.selecting[thread_].keys.get(), span.start / kPageLen + 1,
+                          selection.local_pages, selection.num_pages, selection.chosen + choice * selection.num_pages);
+    }
+
+    // Of the pages that this step has filled: a later one chooses by them.
+    void bound_filled_pages(const Layer& layer) {
+        const std::vector<int32_t>& filled = w_.selections[layer.group].filled;
+        const int units = static_cast<int>(filled.size()) * c_.kv_heads;
+        for (int unit = mine(units, thread_); unit < mine(units, thread_ + 1); unit++)
+            bound_page(ops_, layer.arenas, layer.bounds, filled[unit / c_.kv_heads], unit % c_.kv_heads,
+                       w_.selecting[thread_].rows.get());
+    }
+
+    const GroupWork& work_of(const Layer& layer, int index) const {
+        const GroupSelection& selection = w_.selections[layer.group];
+        return selection.covers(index) ? selection.work : w_.groups[layer.group];
+    }
+
     void attend(const Layer& layer, int index, int qkv_rows) {
-        const GroupWork& work = w_.groups[layer.group];
+        const GroupWork& work = work_of(layer, index);
         for (;;) {
             const int i = w_.next_item[index].fetch_add(1, std::memory_order_relaxed);
             if (i >= static_cast<int>(work.items.size())) return;
@@ -280,14 +357,19 @@ private:
             const size_t stride = static_cast<size_t>(item.q1 - item.q0) * group_ * (c_.head_dim + 2);
             float* result = item.result ? item.result : w_.own_parts[thread_].get();
             for (int p = item.p0; p < item.p1; p++)
-                attend_part(layer, item, p, qkv_rows, result + (p - item.p0) * stride);
+                attend_part(layer, index, item, p, qkv_rows, result + (p - item.p0) * stride);
             if (!item.result) merge_item(item, result, stride);
         }
     }
 
-    void attend_part(const Layer& layer, const Item& item, int part, int qkv_rows, float* result) {
+    void attend_part(const Layer& layer, int index, const Item& item, int part, int qkv_rows, float* result) {
         const AttentionShape shape{c_.heads, c_.kv_heads, c_.head_dim, c_.query_scale, c_.attention_softcap};
-        const Span& span = *item.span;
+        Span span = *item.span;
+        if (span.selection.covers(index)) {
+            int32_t* pages = w_.selecting[thread_].pages.get();
+            chosen_pages(span, index, c_.kv_heads, item.kv_head, pages);
+            span.pages = pages;
+        }
         const bool apart = item.parts.is_sinks(part) && span.sink_distance >= 0;
         const float* rows = apart ? w_.sink_queries.get() : w_.qkv.get();
         const int stride = apart ? c_.heads * c_.head_dim : qkv_rows;
@@ -313,8 +395,8 @@ private:
     }
 
     // Attention results as inputs of the out matrix; a lone token's are merged by every thread for itself.
-    const float* merge(const Layer& layer) {
-        const std::vector<MergeJob>& jobs = w_.groups[layer.group].merges;
+    const float* merge(const GroupWork& work) {
+        const std::vector<MergeJob>& jobs = work.merges;
         if (jobs.empty()) return w_.attended.get();
         const bool alone = step_.tokens == 1;
         float* out = alone ? w_.own_attended[thread_].get() : w_.attended.get();
@@ -363,10 +445,10 @@ private:
 namespace {
 
 // One group's attention as items that merge for themselves.
-void cut_queries(const Step& step, int group, const DecoderConfig& c, std::vector<Item>& items) {
+void cut_queries(const Step& step, const Span* spans, int group, const DecoderConfig& c, std::vector<Item>& items) {
     items.clear();
     for (int chunk = 0; chunk < step.chunks; chunk++) {
-        const Span& span = step.spans[chunk * step.groups + group];
+        const Span& span = spans[chunk * step.groups + group];
         for (int q0 = span.start; q0 < span.end; q0 += kQueryTile) {
             const int q1 = std::min(span.end, q0 + kQueryTile);
             const Parts parts = parts_of(span, q0, q1);
@@ -376,10 +458,11 @@ void cut_queries(const Step& step, int group, const DecoderConfig& c, std::vecto
     }
 }
 
-// Cut one group's attention into items; results lie in `results` where parts are shared out.
-void plan_group(const Step& step, int group, const DecoderConfig& c, int threads, GroupWork& work, Buffer<float>& results) {
+// Cut one group's attention over `spans` (chunks, groups) into items; results lie in `results` where parts are shared out.
+void plan_group(const Step& step, const Span* spans, int group, const DecoderConfig& c, int threads, GroupWork& work,
+                Buffer<float>& results) {
     work.merges.clear();
-    cut_queries(step, group, c, work.items);
+    cut_queries(step, spans, group, c, work.items);
     if (static_cast<int>(work.items.size()) >= 4 * threads) {
         std::reverse(work.items.begin(), work.items.end());  // the longest first
         return;
@@ -403,6 +486,34 @@ void plan_group(const Step& step, int group, const DecoderConfig& c, int threads
             work.items.push_back(piece);
         }
     }
+}
+
+// A group's filled pages, selecting spans and renewals.
+void plan_selection(const Step& step, int group, const DecoderConfig& c, int threads, GroupSelection& selection) {
+    selection.filled.clear();
+    selection.renewals.clear();
+    selection.any = false;
+    size_t floats = 0;
+    for (int chunk = 0; chunk < step.chunks; chunk++) {
+        const Span& span = step.spans[chunk * step.groups + group];
+        add_filled_pages(span, selection.filled);
+        if (span.selection.num_pages == 0) continue;
+        selection.any = true;
+        selection.dense_layers = span.selection.dense_layers;
+        if (!span.selection.renew) continue;
+        selection.renewals.push_back({&span, step.chunk_starts[chunk], nullptr});
+        floats += static_cast<size_t>(c.kv_heads) * candidates_of(span);
+    }
+    if (!selection.any) return;
+    float* next = selection.bounds.reserve(floats);
+    for (Renewal& renewal : selection.renewals) {
+        renewal.bounds = next;
+        next += static_cast<size_t>(c.kv_heads) * candidates_of(*renewal.span);
+    }
+    selection.spans.assign(step.spans, step.spans + static_cast<size_t>(step.chunks) * step.groups);
+    for (Span& span : selection.spans)
+        if (span.selection.num_pages > 0) span = span_of_chosen(span);
+    plan_group(step, selection.spans.data(), group, c, threads, selection.work, selection.parts);
 }
 
 // The chunks' tokens by eight slots.
@@ -458,6 +569,13 @@ void Decoder::reserve(const Step& step) {
         w.own_attended[thread].reserve(HD);
         w.own_parts[thread].reserve(static_cast<size_t>(kQueryTile) * share * (config.head_dim + 2) * most_parts);
         w.scratch[thread].reserve(ops_.attend_scratch_bytes(shape, kQueryTile));
+        SelectionScratch& selecting = w.selecting[thread];
+        selecting.rows.reserve(static_cast<size_t>(kPageLen) * config.head_dim);
+        selecting.factors.reserve(ops_.bounds_query_bytes(share, config.head_dim) / sizeof(int16_t));
+        for (int i = 0; i < step.chunks * step.groups; i++) {
+            selecting.pages.reserve(step.spans[i].selection.num_pages);
+            selecting.keys.reserve(step.spans[i].start / kPageLen + 1);
+        }
     }
 }
 
@@ -488,12 +606,21 @@ void Decoder::place(const Step& step) {
     }
 }
 
+void Decoder::plan(const Step& step) {
+    Workspace& w = *work_;
+    cut_slots(step, w.slots);
+    w.selections.resize(step.groups);
+    for (int g = 0; g < step.groups; g++) {
+        plan_group(step, step.spans, g, config, pool_.threads(), w.groups[g], w.parts[g]);
+        plan_selection(step, g, config, pool_.threads(), w.selections[g]);
+    }
+}
+
 void Decoder::run(const Step& step) {
     Workspace& w = *work_;
     reserve(step);
     place(step);
-    cut_slots(step, w.slots);
-    for (int g = 0; g < step.groups; g++) plan_group(step, g, config, pool_.threads(), w.groups[g], w.parts[g]);
+    plan(step);
     w.next_item = std::make_unique<std::atomic<int>[]>(layers.size());
     for (size_t i = 0; i < layers.size(); i++) w.next_item[i] = 0;
     pool_.run([&](int thread) { Worker(*this, step, thread).run(); });
@@ -510,6 +637,7 @@ void Decoder::move_pages(const PageMove* moves, int count) {
             if (layer.group != move.group) continue;
             move_page(ops_, layer.arenas[move.source / kArenaPages], move.source % kArenaPages,
                       layer.arenas[move.target / kArenaPages], move.target % kArenaPages, unit % K, rows.data());
+            bound_page(ops_, layer.arenas, layer.bounds, move.target, unit % K, rows.data());
         }
     });
 }

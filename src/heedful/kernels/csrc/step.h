@@ -35,7 +35,8 @@ struct RopeTable {
 struct Layer {
     Norm attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm;
     Product qkv, out, up, down;  // up: gate and up where the MLP is gated
-    std::vector<PageBuffer> arenas;  // by index; those of other groups are empty
+    std::vector<PageBuffer> arenas;    // by index; those of other groups are empty
+    std::vector<BoundsBuffer> bounds;  // likewise, and empty where nothing is ever selected
     int group = 0;                   // index of its layer group: which span it reads
     int rope = 0;                    // index into Decoder::ropes
 };
@@ -87,6 +88,7 @@ private:
     class Worker;
     void reserve(const Step& step);
     void place(const Step& step);
+    void plan(const Step& step);
     const Ops& ops_;
     Pool pool_;
     std::unique_ptr<Workspace> work_;
