@@ -1,22 +1,29 @@
 """The plain runner: calls the model file with PyTorch. It defines what every other runner must compute.
 
 Weights are dequantized to float32 at load: 4 bytes a weight in memory and per step, 6.4 times what Q4_1 holds.
+Keys and values are stored as the request's policy says and read back as float32, those of the current token too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from heedful.cache.pages import ARENA_PAGES, KVCache, plain_layout
-from heedful.cache.policy import PAGE_LEN
+from heedful.cache.pages import ARENA_PAGES, KVCache, PageArena, PageLayout, plain_layout
+from heedful.cache.policy import PAGE_LEN, rotation_block
 from heedful.cost.meter import RunnerFacts
+from heedful.kernels import reference
 from heedful.kernels.attention import attention, causal_bias
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
-from heedful.request import Batch, Chunk, KeySpan, KVFormat
+from heedful.models.rope import Rope
+from heedful.request import KV_ROW_BYTES, Batch, KeySpan, KVFormat, Selection
 from heedful.weights.names import Weights, WeightsToPlace
 
 
@@ -37,21 +44,19 @@ class TorchRunner:
             config.windows,
             config.num_kv_heads,
             config.head_dim,
-            lambda form: plain_layout(form, config.num_kv_heads, config.head_dim),
+            lambda form: _page_layout(form, config.num_kv_heads, config.head_dim),
             default=KVFormat("f32", "f32"),
-            numbers=("f32",),
+            numbers=tuple(KV_ROW_BYTES),
             capacity_tokens=capacity_tokens,
         )
         self.facts = RunnerFacts(linear_bytes=4 * config.linear_weights, head_bytes=4 * config.head_weights)
-        self._rows: dict[int, Tensor] = {}
-        """By layer: keys and values (num_pages, 2, PAGE_LEN, K, D), shared with the cache's pages."""
+        self._arenas: list[_ArenaRows] = []
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
-        self._know_arenas()
         token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
         positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
-        attend = PagedAttend(batch, self._rows)
+        attend = self.attend(batch)
         hidden = self.decoder(*(torch.tensor(ints, device=self.device) for ints in (token_ids, positions)), attend)
         ends = np.cumsum([chunk.end - chunk.start for chunk in batch.chunks]) - 1
         wanted = [int(end) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.reaches_end]
@@ -59,63 +64,238 @@ class TorchRunner:
             return np.empty((0, self.config.vocab_size), dtype=np.float32)
         return self.decoder.logits(hidden[wanted]).cpu().numpy()
 
-    def _know_arenas(self) -> None:
-        config = self.config
-        for arena in self.cache.arenas:
-            for layer, pages in arena.buffers.items():
-                if layer not in self._rows:
-                    floats = pages.view(np.float32).reshape(-1, 2, PAGE_LEN, config.num_kv_heads, config.head_dim)
-                    self._rows[layer] = _on_device(floats, self.device)
+    def attend(self, batch: Batch) -> PagedAttend:
+        """What the model's layers call in this step; page moves are done."""
+        for arena in self.cache.arenas[len(self._arenas) :]:
+            self._arenas.append(_ArenaRows(arena, self.config, self.device))
+        for chunk in batch.chunks:
+            for move in chunk.moves:
+                self._move(move.source, move.target)
+        return PagedAttend(batch, self._arenas, self.config, self.device)
+
+    def _move(self, source: int, target: int) -> None:
+        (from_arena, from_row), (to_arena, to_row) = (divmod(page, ARENA_PAGES) for page in (source, target))
+        for layer in self._arenas[from_arena].layers:
+            keys, values = self._arenas[from_arena].read(layer, _slots_of_page(from_row))
+            self._arenas[to_arena].write(layer, _slots_of_page(to_row), keys, values)
+            self._arenas[to_arena].make_bounds(layer, to_row)
+
+
+def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
+    """A page's slots one after another, in each the rows of its K keys, then those of its K values: so the keys of
+    pages that follow one another are one strided view. Bounds as `reference.encode_bounds` makes them.
+    """
+    return replace(plain_layout(form, kv_heads, head_dim), bounds_bytes=kv_heads * (2 * head_dim + 4))
+
+
+Rows = slice | Tensor
+"""Which rows of a buffer: a slice where they follow one another (a view, no copy), else int64 numbers."""
+
+
+def _slots_of_page(row: int) -> slice:
+    return slice(row * PAGE_LEN, (row + 1) * PAGE_LEN)
+
+
+class _ArenaRows:
+    """An arena's buffers as rows of token slots and of page bounds."""
+
+    def __init__(self, arena: PageArena, config: ModelConfig, device: torch.device) -> None:
+        self.format = arena.format
+        self.layers = arena.layers
+        self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
+        self._slots = {
+            layer: _on_device(pages, device).view(arena.num_pages * PAGE_LEN, -1)
+            for layer, pages in arena.buffers.items()
+        }
+        """uint8 (num_pages · PAGE_LEN, bytes of K keys and K values)."""
+        self._bounds = {
+            layer: _on_device(bounds, device).view(arena.num_pages, config.num_kv_heads, -1)
+            for layer, bounds in arena.bounds.items()
+        }
+        """uint8 (num_pages, K, bytes of a bound)."""
+
+    def write(self, layer: int, slots: Rows, k: Tensor, v: Tensor) -> None:
+        """k and v float (N, K, D), as they are to lie (rotated or not)."""
+        keys, values = reference.encode(self.format.keys, k), reference.encode(self.format.values, v)
+        self._slots[layer][slots] = torch.cat((keys.flatten(1), values.flatten(1)), dim=1)
+
+    def read(self, layer: int, slots: Rows) -> tuple[Tensor, Tensor]:
+        """Keys and values float32 (N, K, D), as they lie."""
+        rows = self._slots[layer][slots]
+        key_bytes = self._kv_heads * KV_ROW_BYTES[self.format.keys](self._head_dim)
+        sides = (rows[:, :key_bytes], rows[:, key_bytes:])
+        keys, values = (side.reshape(len(rows), self._kv_heads, -1) for side in sides)
+        return (
+            reference.decode(self.format.keys, keys, self._head_dim),
+            reference.decode(self.format.values, values, self._head_dim),
+        )
+
+    def make_bounds(self, layer: int, page: int) -> None:
+        """Of a full page, from its keys as stored."""
+        keys, _ = self.read(layer, _slots_of_page(page))
+        self._bounds[layer][page] = reference.encode_bounds(keys)
+
+    def bounds(self, layer: int, pages: Rows) -> Tensor:
+        return self._bounds[layer][pages]
+
+
+def _on_device(pages: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
+    """The cache's own pages where the processor reads them, else as many on the device."""
+    if device.type == "cpu":
+        return torch.from_numpy(pages)
+    return torch.empty(pages.shape, dtype=torch.uint8, device=device)
 
 
 class PagedAttend:
     """The attend of one step: stores each chunk's new rows in its pages, then reads what its span allows."""
 
-    def __init__(self, batch: Batch, rows: dict[int, Tensor]) -> None:
-        """`rows`: keys and values of each layer, (num_pages, 2, PAGE_LEN, K, D)."""
-        self._rows = rows
+    def __init__(self, batch: Batch, arenas: Sequence[_ArenaRows], config: ModelConfig, device: torch.device) -> None:
         self._lengths = [chunk.end - chunk.start for chunk in batch.chunks]
-        self._steps: dict[int, list[_SpanRows]] = {}
+        self._spans: dict[int, list[_SpanAttend]] = {}
         for chunk in batch.chunks:
-            self._add(chunk)
-
-    def _add(self, chunk: Chunk) -> None:
-        for span in chunk.spans:
-            step = _SpanRows(span, self._rows[span.layers[0]].device)
-            for layer in span.layers:
-                self._steps.setdefault(layer, []).append(step)
+            for span in chunk.spans:
+                step = _SpanAttend(span, arenas, config, device)
+                for layer in span.layers:
+                    self._spans.setdefault(layer, []).append(step)
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
     ) -> Tensor:
-        pages = self._rows[layer]
-        outs = []
-        parts = zip(self._steps[layer], *(torch.split(x, self._lengths) for x in (q, k, v)), strict=True)
-        for step, q_part, k_part, v_part in parts:
-            pages[step.new_pages, 0, step.new_slots] = k_part
-            pages[step.new_pages, 1, step.new_slots] = v_part
-            keys, values = (pages[step.pages, part].flatten(0, 1)[step.keys] for part in (0, 1))
-            out = attention(q_part, keys, values, step.bias, scale=scale, softcap=softcap)
-            outs.append(out)
+        parts = zip(self._spans[layer], *(torch.split(x, self._lengths) for x in (q, k, v)), strict=True)
+        outs = [span(layer, *qkv, scale=scale, softcap=softcap) for span, *qkv in parts]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-class _SpanRows:
-    """A span as indices of pages and slots."""
+class _SpanAttend:
+    """Attention of one chunk in the layers of one group."""
 
-    def __init__(self, span: KeySpan, device: torch.device) -> None:
-        self.pages = torch.tensor([page % ARENA_PAGES for page in span.pages], device=device)
-        self.keys = slice(span.first_key - span.first_page * PAGE_LEN, span.end - span.first_page * PAGE_LEN)
-        new = torch.arange(span.start, span.end, device=device)
-        self.new_pages = self.pages[new // PAGE_LEN - span.first_page]
-        self.new_slots = new % PAGE_LEN
+    def __init__(self, span: KeySpan, arenas: Sequence[_ArenaRows], config: ModelConfig, device: torch.device) -> None:
+        self._span = span
+        self._arenas = arenas
+        self._device = device
+        self._block = rotation_block(config.head_dim) if span.formats[0].format.rotated else 1
+        self._sinks = min(span.sinks, span.end)
+        self._turn = _turn_to_sinks(span, config.rope_of(span.layers[0]), device)
+        pages = np.asarray(span.pages, dtype=np.int64)
+        new = _slots(pages, span.first_page, span.start, span.end)
+        (self._new,) = _runs(new, PAGE_LEN, device)
+        sink_keys = _slots(np.asarray(span.sink_pages, dtype=np.int64), 0, 0, self._sinks)
+        main_keys = _slots(pages, span.first_page, span.first_key, span.end)
+        self._keys = _runs(np.concatenate((sink_keys, main_keys)), PAGE_LEN, device)
         count = span.end - span.first_key
-        self.bias = causal_bias(span.start, span.end - span.start, span.first_key, count, span.window, device)
+        self._bias = causal_bias(
+            span.start, span.end - span.start, span.first_key, count, span.window, device, sinks=self._sinks
+        )
+        can_be_selected = config.windows[span.layers[0]] is None
+        filled = range(span.start // PAGE_LEN, span.end // PAGE_LEN) if can_be_selected else range(0)
+        self._filled = [span.pages[index - span.first_page] % ARENA_PAGES for index in filled]
+        """Rows, in the arena of the new keys, of pages whose last slot this chunk stores."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None) -> Tensor:
+        """q (T, H, D), k and v (T, K, D), positions applied → (T, H, D)."""
+        sink_q = None if self._turn is None else self._rotated(reference.rotate(q, *self._turn))
+        q, k, v = self._rotated(q), self._rotated(k), self._rotated(v)
+        self._store(layer, k, v)
+        selection = self._span.selection
+        if selection is not None and layer >= selection.dense_layers:
+            keys, values = self._read_chosen(layer, q, selection)
+        else:
+            keys, values = self._read(layer, self._keys, q.dtype)
+        out = attention(q, keys, values, self._bias, scale=scale, softcap=softcap, sink_q=sink_q, sinks=self._sinks)
+        return self._rotated(out)
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        return x if self._block == 1 else reference.hadamard(x, self._block)
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        arena = self._arenas[self._new.arena]
+        arena.write(layer, self._new.rows, k, v)
+        for page in self._filled:
+            arena.make_bounds(layer, page)
+
+    def _read(self, layer: int, runs: list[_Run], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values (N, K, D) of the slots, in their order."""
+        parts = [self._arenas[run.arena].read(layer, run.rows) for run in runs]
+        keys, values = parts[0] if len(parts) == 1 else (torch.cat(rows) for rows in zip(*parts, strict=True))
+        return keys.to(dtype), values.to(dtype)
+
+    def _read_chosen(self, layer: int, q: Tensor, selection: Selection) -> tuple[Tensor, Tensor]:
+        """Keys and values (N, K, D) of the pages that each KV head has chosen, up to the query's own position."""
+        if selection.renew:
+            selection.chosen[layer] = self._choose(q[0], selection, layer)
+        chosen = selection.chosen[layer]  # (K, pages)
+        indices, place = np.unique(chosen, return_inverse=True)
+        pages = np.asarray(self._span.pages, dtype=np.int64)[indices]
+        slots = (pages[:, None] * PAGE_LEN + np.arange(PAGE_LEN)).ravel()
+        heads = torch.arange(len(chosen), device=self._device)[:, None]
+        place_of_head = torch.from_numpy(place.reshape(chosen.shape)).to(self._device)
+        last_page_len = (self._span.end - 1) % PAGE_LEN + 1
+        count = (selection.num_pages - 1) * PAGE_LEN + last_page_len
+
+        def of_heads(rows: Tensor) -> Tensor:
+            by_page = rows.reshape(-1, PAGE_LEN, *rows.shape[1:]).transpose(1, 2)  # (pages, K, PAGE_LEN, D)
+            return by_page[place_of_head, heads].flatten(1, 2)[:, :count].transpose(0, 1)
+
+        keys, values = self._read(layer, _runs(slots, PAGE_LEN, self._device), q.dtype)
+        return of_heads(keys), of_heads(values)
+
+    def _choose(self, q: Tensor, selection: Selection, layer: int) -> npt.NDArray[np.int32]:
+        """(K, num_pages): the first page, the best ones by bound, the newest full ones and the query's own."""
+        own = (self._span.end - 1) // PAGE_LEN
+        candidates = np.arange(1, own - selection.local_pages)
+        count = selection.num_pages - selection.local_pages - 2
+        assert 0 <= count <= len(candidates), (selection.num_pages, own)
+        pages = np.asarray(self._span.pages, dtype=np.int64)[candidates]
+        runs = _runs(pages, 1, self._device)
+        rows = torch.cat([self._arenas[run.arena].bounds(layer, run.rows) for run in runs])
+        bounds = reference.page_bounds(q, *reference.decode_bounds(rows))
+        last = selection.chosen[layer]
+        before = np.stack([np.isin(candidates, of_head) for of_head in last]) if last.any() else None
+        bonus = None if before is None else torch.from_numpy(before).to(self._device)
+        best = candidates[reference.choose_pages(bounds, count, bonus).cpu().numpy()]
+        always = np.array([0, *range(own - selection.local_pages, own + 1)])
+        return np.sort([[*always, *of_head] for of_head in best], axis=1).astype(np.int32)
 
 
-def _on_device(pages: npt.NDArray[np.float32], device: torch.device) -> Tensor:
-    """The cache's own pages where the processor reads them, else as many on the device."""
-    return torch.from_numpy(pages) if device.type == "cpu" else torch.empty(pages.shape, device=device)
+@dataclass(frozen=True)
+class _Run:
+    """Rows of one arena."""
+
+    arena: int
+    rows: Rows
+
+
+def _slots(pages: npt.NDArray[np.int64], first_page: int, begin: int, end: int) -> npt.NDArray[np.int64]:
+    """Of positions [begin, end): page · PAGE_LEN + slot. `first_page`: index in the sequence of pages[0]."""
+    positions = np.arange(begin, end)
+    return pages[positions // PAGE_LEN - first_page] * PAGE_LEN + positions % PAGE_LEN
+
+
+def _runs(numbers: npt.NDArray[np.int64], per_page: int, device: torch.device) -> list[_Run]:
+    """page · per_page + slot, split where the arena changes."""
+    arenas, rows = np.divmod(numbers, ARENA_PAGES * per_page)
+    borders = [0, *(np.flatnonzero(np.diff(arenas)) + 1).tolist(), len(numbers)]
+    return [_Run(int(arenas[begin]), _rows(rows[begin:end], device)) for begin, end in pairwise(borders)]
+
+
+def _rows(numbers: npt.NDArray[np.int64], device: torch.device) -> Rows:
+    if (np.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return torch.from_numpy(numbers).to(device)
+
+
+def _turn_to_sinks(span: KeySpan, rope: Rope | None, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """cos and sin (T, rotary_dim / 2) that turn the chunk's queries from where they stand to where the sinks meet them.
+
+    The difference of two angles of `layers.rotary_table`, which has its scaling in q already; None: all stay.
+    """
+    if rope is None or span.sink_distance is None or span.end - 1 <= span.sink_distance:
+        return None
+    here = torch.arange(span.start, span.end, device=device).float()[:, None]
+    there = here.clamp(max=span.sink_distance)
+    inv_freq = torch.from_numpy(rope.inv_freq()).float().to(device)
+    angles = there * inv_freq - here * inv_freq
+    return angles.cos(), angles.sin()
 
 
 def build_decoder(config: ModelConfig, weights: Weights) -> Decoder:

@@ -5,7 +5,10 @@ Shapes: T query tokens, N key tokens, H query heads, K KV heads, D channels a he
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -32,15 +35,25 @@ def attention_mask(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, scale: float, softcap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sink_q: Tensor | None = None,
+    sinks: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention with grouped heads: query head h reads KV head h // (H / K).
 
     q (T, H, D), k and v (N, K, D), allowed bool (T, N) → out (T, H, D), log-sum-exp of the scores (T, H).
+    The first `sinks` keys meet the queries `sink_q` (T, H, D) where they are given (arXiv:2309.17453).
     """
     share = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-    scores = torch.einsum("thd,nhd->thn", q, k) * scale
+    parts = [(q, k)] if sink_q is None else [(sink_q, k[:sinks]), (q, k[sinks:])]
+    scores = torch.cat([torch.einsum("thd,nhd->thn", *part) for part in parts], dim=-1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~allowed[:, None, :], float("-inf"))
@@ -65,3 +78,140 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (T, in) · weightᵀ (out, in) + bias (out) → (T, out)."""
     y = x @ weight.T
     return y if bias is None else y + bias
+
+
+# ---- rows of keys and values in few bits ------------------------------------------------------------------------
+
+F16_MAX = 65504.0
+Q4_BLOCK = 32
+
+
+def encode(number: str, x: Tensor) -> Tensor:
+    """Rows x (..., D) in a number format of request.KV_ROW_BYTES: uint8 (..., bytes of a row)."""
+    x = x.float()
+    if number == "f32":
+        return x.contiguous().view(torch.uint8)
+    if number == "f16":
+        return x.clamp(-F16_MAX, F16_MAX).half().contiguous().view(torch.uint8)
+    assert number in ("q8", "q4"), number
+    return _encode_q8(x) if number == "q8" else _encode_q4(x)
+
+
+def decode(number: str, rows: Tensor, head_dim: int) -> Tensor:
+    """What `encode` stored, uint8 (..., bytes of a row) → float32 (..., D); of "f32" a view of the rows themselves."""
+    if number == "f32":
+        return rows.view(torch.float32)
+    if number == "f16":
+        return rows.view(torch.float16).float()
+    assert number in ("q8", "q4"), number
+    return _decode_q8(rows, head_dim) if number == "q8" else _decode_q4(rows, head_dim)
+
+
+def _encode_q8(x: Tensor) -> Tensor:
+    """Codes of the row, int8, then its scale, float32: max |x| / 127; code = round half to even(x / scale)."""
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    codes = torch.where(scale == 0, 0.0, x / scale).round().clamp(-127, 127)  # below 1e-43 a scale is too coarse
+    return torch.cat((_bytes(codes.to(torch.int8)), _bytes(scale)), dim=-1)
+
+
+def _decode_q8(rows: Tensor, head_dim: int) -> Tensor:
+    return rows[..., :head_dim].view(torch.int8) * _from_bytes(rows[..., head_dim:], torch.float32)
+
+
+def _encode_q4(x: Tensor) -> Tensor:
+    """ggml's Q4_0: of each 32 channels a scale, float16, then 16 bytes: channel j in the low half of byte j, j + 16 in
+    the high half. The last block is filled up with zeros.
+    """
+    blocks = _blocks(F.pad(x, (0, -x.shape[-1] % Q4_BLOCK)), Q4_BLOCK)
+    extreme = blocks.gather(-1, _first_largest(blocks.abs()))
+    scale = extreme / -8
+    inverse = 1 / scale
+    inverse = torch.where(inverse.isfinite(), inverse, 0.0)  # a scale that small is stored as 0
+    codes = (blocks * inverse + 8.5).trunc().clamp(max=15).to(torch.uint8)
+    low, high = codes.chunk(2, dim=-1)
+    return torch.cat((_bytes(scale.half()), low | high << 4), dim=-1).flatten(-2)
+
+
+def _decode_q4(rows: Tensor, head_dim: int) -> Tensor:
+    blocks = _blocks(rows, 2 + Q4_BLOCK // 2)
+    nibbles = blocks[..., 2:]
+    codes = torch.cat((nibbles & 15, nibbles >> 4), dim=-1).to(torch.int8) - 8
+    return (codes * _from_bytes(blocks[..., :2], torch.float16).float()).flatten(-2)[..., :head_dim]
+
+
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """(..., n · size) → (..., n, size)."""
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
+def _first_largest(x: Tensor) -> Tensor:
+    """Index of the largest along the last axis, the first of equals, (..., 1); argmax promises no order."""
+    return (x == x.amax(dim=-1, keepdim=True)).to(torch.uint8).argmax(dim=-1, keepdim=True)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def _from_bytes(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copied first: scales lie at any byte."""
+    return rows.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def hadamard(x: Tensor, block: int) -> Tensor:
+    """x (..., D) times the normalised Walsh-Hadamard matrix (natural order) in blocks of channels; its own inverse.
+
+    Sums and differences of channels 1, 2, 4, … apart: per row, so that no result depends on the rows beside it.
+    """
+    distance = 1
+    while distance < block:
+        first, second = _blocks(x, 2 * distance).chunk(2, dim=-1)
+        x = torch.cat((first + second, first - second), dim=-1).flatten(-2)
+        distance *= 2
+    return x * (1 / math.sqrt(block))
+
+
+# ---- which pages to read (Quest, arXiv:2406.10774) --------------------------------------------------------------
+
+RENEWAL_BONUS = 0.1
+"""A page chosen before stays until another one's bound is better by this share of the bounds' range."""
+
+
+def encode_bounds(keys: Tensor) -> Tensor:
+    """keys (..., page length, K, D) of full pages, as stored → uint8 (..., K, 2·D + 4): per channel the least and the
+    largest key, int8, lower ones rounded down and upper ones up, and their scale, float32.
+    """
+    least, largest = keys.amin(dim=-3), keys.amax(dim=-3)
+    scale = torch.maximum(least.abs(), largest.abs()).amax(dim=-1, keepdim=True) / 127
+    least, largest = (torch.where(scale == 0, 0.0, bound / scale) for bound in (least, largest))
+    codes = torch.cat((least.floor(), largest.ceil()), dim=-1).clamp(-127, 127)
+    return torch.cat((_bytes(codes.to(torch.int8)), _bytes(scale)), dim=-1)
+
+
+def decode_bounds(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """uint8 (..., K, 2·D + 4) → least and largest key, float32 (..., K, D) each."""
+    least, largest = rows[..., :-4].view(torch.int8).chunk(2, dim=-1)
+    scale = _from_bytes(rows[..., -4:], torch.float32)
+    return least * scale, largest * scale
+
+
+def page_bounds(q: Tensor, least: Tensor, largest: Tensor) -> Tensor:
+    """The most that a key of each page could score: max over a KV head's query heads of Σ max(q·least, q·largest).
+
+    q (H, D), least and largest (P, K, D) → (K, P).
+    """
+    _, kv_heads, head_dim = least.shape
+    q = q.reshape(kv_heads, -1, 1, head_dim)
+    at_most = torch.maximum(q * least.transpose(0, 1)[:, None], q * largest.transpose(0, 1)[:, None])
+    return at_most.sum(dim=-1).amax(dim=1)
+
+
+def choose_pages(bounds: Tensor, count: int, chosen_before: Tensor | None = None) -> Tensor:
+    """For each KV head the `count` candidates with the largest bounds, the earlier one of equals; ascending (K, count).
+
+    bounds (K, P). `chosen_before` bool (K, P): those that have the bonus; None when nothing was chosen yet.
+    """
+    if chosen_before is not None:
+        spread = bounds.amax(dim=-1, keepdim=True) - bounds.amin(dim=-1, keepdim=True)
+        bounds = bounds + RENEWAL_BONUS * spread * chosen_before
+    return bounds.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(dim=-1).values
