@@ -26,7 +26,8 @@ chosen = st.builds(
     budget=st.integers(256, 640),
     sparse_prefill=st.booleans(),
 )
-policies = dense | windowed | chosen | st.builds(CachePolicy, kv_format=formats, sparse_prefill=st.just(True))
+sparse = st.builds(CachePolicy, kv_format=formats, precise=precise_counts, sparse_prefill=st.just(True))
+policies = dense | windowed | chosen | sparse
 
 
 def sequence_of(policy: CachePolicy, prompt: int, output: int = 1) -> Sequence:

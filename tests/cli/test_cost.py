@@ -46,16 +46,16 @@ def test_one_token_over_a_million() -> None:
     assert found["prefill"]["visits"] == 64 * 80 * 1_000_000 * 1_000_001 // 2
     unknown = ("kv_rows_read", "kv_bytes_read", "kv_bytes_held", "weight_bytes_read", "seconds", "energy", "price")
     assert [found[name] for name in unknown] == [None] * len(unknown)
-    assert found["flops"] == {"linear": None, "attention": None}
+    assert found["flops"] == {"linear": None, "attention": None, "selection": None}
 
 
 def test_kv_of_one_token_over_a_million() -> None:
-    found = as_json(KNOWN_HEADS)
+    found = as_json(KNOWN_HEADS + " --precise 0")
     assert found["visits"] == 5_120_000_000
     assert found["kv_rows_read"] == 1_280_000_000
     read = {"f32": 655_360_000_000, "f16": 327_680_000_000, "q8": 168_960_000_000, "q4": 92_160_000_000}
     assert found["kv_bytes_read"] == found["kv_bytes_held"] == read
-    assert found["flops"] == {"linear": None, "attention": 5_120_000_000 * 512}
+    assert found["flops"] == {"linear": None, "attention": 5_120_000_000 * 512, "selection": 0}
     assert found["estimate_covers"] == "attention"
 
 
@@ -65,9 +65,32 @@ def test_a_window_and_sinks_are_counted_against_dense() -> None:
     assert found["dense_visits"] == 5_120_000_000
     assert found["saved"]["window"] == 64 * 80 * (1_000_000 - 4100)
     assert found["saved_share"]["window"] == pytest.approx(0.9959)
-    assert found["policy"] == {"window": 4096, "sinks": 4, "kv": "q8"}
+    assert found["policy"] == {"window": 4096, "sinks": 4, "kv": "q8", "budget": None, "prefill": "dense"}
     prefill = found["prefill"]
     assert prefill["dense_visits"] == prefill["visits"] + sum(prefill["saved"].values())
+
+
+def test_keys_and_values_apart_and_precise_tokens() -> None:
+    found = as_json(KNOWN_HEADS + " --kv v=q4,k=q8 --precise 100")
+    assert found["policy"]["kv"] == "k=q8,v=q4"
+    assert found["policy"]["precise"] == 128
+    # 63 tokens after the last multiple of 512; 128 before it; the first page: these have 8-bit values
+    precise = 64 + 128 + 64
+    assert found["kv_bytes_read"]["k=q8,v=q4"] == 8 * 80 * ((1_000_000 - precise) * 204 + precise * 264)
+    assert found["kv_bytes_read"]["q8"] == 168_960_000_000
+
+
+def test_a_budget_and_a_sparse_prefill() -> None:
+    found = as_json(KNOWN_HEADS + " --budget 500 --prefill sparse")
+    assert found["policy"] == {"window": None, "sinks": 0, "kv": "q8", "budget": 512, "prefill": "sparse"}
+    seen = 7 * 64 + 64  # the millionth token is the last of its page
+    assert found["visits"] == 64 * (2 * 1_000_000 + 78 * seen)
+    assert found["saved"] == {"window": 0, "pages": 64 * 78 * (1_000_000 - seen), "prefix": 0}
+    bounds = 8 * 78 * (15_625 - 6)
+    assert found["bounds_read"] == bounds
+    assert found["kv_bytes_read"]["q8"] == 8 * (2 * 1_000_000 + 78 * seen) * 264 + bounds * 260
+    full = sum(range(999_901, 1_000_001))
+    assert found["prefill"]["visits"] == 64 * 80 * (2048 * 2049 // 2 + (1_000_000 - 100 - 2048) * 2048 + full)
 
 
 def test_time_energy_and_price() -> None:
@@ -94,6 +117,8 @@ def test_a_request() -> None:
     assert found["flops"]["linear"] == 2 * (102 * 106_168_320 + 3 * 28_311_552)
     assert found["weight_bytes_read"]["f32"] == 3 * 4 * (106_168_320 + 28_311_552)
     assert found["counted"]["kind"] == "request"
+    longer = as_json("smollm2 --prompt 600 --output 1")  # two steps, and the logits of one token
+    assert longer["weight_bytes_read"]["f32"] == 4 * (2 * 106_168_320 + 28_311_552)
 
 
 def test_a_model_with_windows_of_its_own() -> None:
@@ -102,6 +127,8 @@ def test_a_model_with_windows_of_its_own() -> None:
     assert found["kv_bytes_held"]["f16"] == 2 * 2 * 256 * (3 * 4096 + 15 * 512)
     narrowed = as_json("gemma3-270m --context 4096 --window 1024")
     assert narrowed["visits"] == 4 * (3 * 1024 + 15 * 512)
+    with_sinks = as_json("gemma3-270m --context 4096 --window 1024 --sinks 4")
+    assert with_sinks["visits"] == 4 * (3 * 1028 + 15 * 512)  # layers that keep their own window have no sinks
 
 
 def test_the_model_says_its_context() -> None:
@@ -177,7 +204,7 @@ def test_a_local_model(golden: Path, path: str) -> None:
     found = as_json("", str(golden / path))
     assert found["visits"] == 3 * 4 * 16  # windows of 16 in a context of 256
     assert found["dense_visits"] == 3 * 4 * 256
-    assert found["kv_bytes_read"]["q4"] == 2 * 2 * 3 * 16 * 18
+    assert found["kv_bytes_read"]["q4"] == 2 * 2 * 3 * 16 * 36  # the newest tokens are 8-bit
 
 
 def test_a_gguf_file(smollm2_path: Path) -> None:
@@ -232,7 +259,10 @@ def test_a_narrow_terminal_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_notes() -> None:
     assert "smollm2 was made for 8,192 tokens" in run("smollm2 --context 9000")
     assert "a window of 500 saves nothing over 400 tokens" in run("smollm2 --context 400 --window 500")
+    assert "a budget of 512 saves nothing over 400 tokens" in run("smollm2 --context 400 --budget 512")
+    assert "a sparse prefill saves nothing over 400 tokens" in run("smollm2 --context 400 --prefill sparse")
     assert "Note:" not in run("smollm2 --context 400 --window 300")
+    assert "Note:" not in run("smollm2 --context 4000 --budget 512 --prefill sparse")
 
 
 def test_a_request_of_one_token_has_no_decode_column() -> None:
@@ -259,9 +289,21 @@ def test_a_request_of_one_token_has_no_decode_column() -> None:
         ("--layers 3 --heads 4", "--context"),
         ("smollm2 --window 0", "--window"),
         ("smollm2 --window 9 --sinks -1", "--sinks"),
-        ("smollm2 --sinks 4", "--sinks"),
+        ("smollm2 --sinks 4", "sinks"),
+        ("smollm2 --window 9 --sinks 4 --local-global 2", "sinks"),
+        ("smollm2 --budget 255", "budget"),
+        ("smollm2 --budget 0", "--budget"),
+        ("smollm2 --budget 512 --window 300", "budget"),
+        ("smollm2 --window 300 --prefill sparse", "prefill"),
+        ("smollm2 --prefill slow", "prefill"),
+        ("smollm2 --precise -1", "--precise"),
+        ("smollm2 --kv k=q8", "kv"),
+        ("minilm --budget 512", "--budget"),
+        ("minilm --prefill sparse", "--prefill"),
+        ("smollm2 --train-length 3 --kv q8", "--kv"),
+        ("smollm2 --train-length 3 --budget 512", "--budget"),
         ("minilm --window 5 --sinks 4", "--sinks"),
-        ("smollm2 --kv q9", "--kv"),
+        ("smollm2 --kv q9", "kv"),
         ("smollm2 --weights q9", "--weights"),
         ("smollm2 --bandwidth 0", "--bandwidth"),
         ("smollm2 --gflops -1", "--gflops"),

@@ -7,26 +7,35 @@ from dataclasses import replace
 import pytest
 
 from heedful.cost.energy import Machine
-from heedful.cost.formulas import Shape, decode_cost, encoder_cost, prefill_cost
-from heedful.cost.paper import Question, Setting, cheaper, dram_bytes, duration, estimate, percent, report
+from heedful.cost.formulas import PLAIN, Shape, decode_cost, encoder_cost, prefill_cost
+from heedful.cost.paper import Case, Question, Setting, cheaper, dram_bytes, duration, estimate, percent, report
 from heedful.cost.shapes import KNOWN
+from heedful.request import CachePolicy, KVFormat
 
 SLOW = Machine(bytes_per_second=1000.0, flops_per_second=1e15)
 """Memory decides."""
-SETTING = Setting("f16", "f32", SLOW)
+SETTING = Setting("f32", SLOW)
+F16 = CachePolicy("f16")
+F16_PAGES = replace(PLAIN, main=KVFormat("f16", "f16"), precise=KVFormat("f16", "f16"))
 LARGE = Shape(layers=80, heads=64, kv_heads=8, head_dim=128)
 SMALL = Shape(layers=1, heads=2, kv_heads=1, head_dim=32, linear_weights=320, head_weights=64)
 
 
+def hint_of(
+    question: Question, shape: Shape, policy: CachePolicy = F16, weights: str = "f32", machine: Machine = SLOW
+) -> str:
+    return cheaper(Case(question, shape, policy, Setting(weights, machine)))
+
+
 def test_bytes_are_rows_read_and_written_and_weights() -> None:
     # 10 keys and values read, one of each written, at 64 bytes; 384 weights of 4 bytes
-    assert dram_bytes(decode_cost(SMALL, 10), SETTING) == (20 + 2) * 64 + 384 * 4
+    assert dram_bytes(decode_cost(SMALL, 10, policy=F16_PAGES), SETTING) == (20 + 2) * 64 + 384 * 4
     # int8 rows of 36 bytes; 34 bytes for 32 weights
-    assert dram_bytes(decode_cost(SMALL, 10), Setting("q8", "q8", SLOW)) == (20 + 2) * 36 + 384 * 34 // 32
+    assert dram_bytes(decode_cost(SMALL, 10), Setting("q8", SLOW)) == (20 + 2) * 36 + 384 * 34 // 32
 
 
 def test_seconds_of_memory_and_of_arithmetic() -> None:
-    cost = decode_cost(SMALL, 10)
+    cost = decode_cost(SMALL, 10, policy=F16_PAGES)
     by_memory = estimate([cost], SETTING)
     assert by_memory is not None
     assert by_memory.seconds == pytest.approx(2.944)
@@ -38,7 +47,7 @@ def test_seconds_of_memory_and_of_arithmetic() -> None:
 
 def test_without_weights_only_attention_is_covered() -> None:
     machine = Machine(bytes_per_second=32.768e9, flops_per_second=1e12)
-    found = estimate([decode_cost(LARGE, 1_000_000)], Setting("f16", "f32", machine))
+    found = estimate([decode_cost(LARGE, 1_000_000, policy=F16_PAGES)], Setting("f32", machine))
     assert found is not None
     assert found.covers == "attention"
     assert found.seconds == pytest.approx(10, rel=1e-5)  # 327.68 GB, and one row of each kind written
@@ -46,9 +55,8 @@ def test_without_weights_only_attention_is_covered() -> None:
 
 
 def test_a_request_takes_its_prefill_and_then_its_decoding() -> None:
-    machine = Machine(bytes_per_second=1000.0, flops_per_second=3000.0)
-    setting = replace(SETTING, machine=machine)
-    found = report(Question("request", 100, output=20), SMALL, setting)
+    setting = replace(SETTING, machine=Machine(bytes_per_second=1000.0, flops_per_second=3000.0))
+    found = report(Case(Question("request", 100, output=20), SMALL, F16, setting))
     assert found["seconds"] == pytest.approx(found["prefill"]["seconds"] + found["decode"]["seconds"])
     assert found["visits"] == found["prefill"]["visits"] + found["decode"]["visits"]
     # arithmetic decides one and memory the other, so the sum is more than the roofline of the sums
@@ -57,66 +65,91 @@ def test_a_request_takes_its_prefill_and_then_its_decoding() -> None:
     assert found["decode"]["seconds"] == pytest.approx((2 * (keys_read + 19) * 64 + 19 * 384 * 4) / 1000)
 
 
+def test_bytes_of_each_format_are_those_of_the_same_policy_in_it() -> None:
+    """After a million tokens 8 pages are read in 78 layers, all in 2; of 4-bit pages some are precise."""
+    policy = CachePolicy("k=q8,v=q4", precise=0, budget=512)
+    found = report(Case(Question("decode", 1_000_000), LARGE, policy, SETTING))
+    assert list(found["kv_bytes_read"]) == ["f32", "f16", "q8", "q4", "k=q8,v=q4"]
+    keys = 8 * (2 * 1_000_000 + 78 * (7 * 64 + 64))
+    bounds = 8 * 78 * (15_625 - 6)
+    sizes = {"f32": 1024, "f16": 512, "q8": 264, "q4": 144, "k=q8,v=q4": 132 + 72}
+    assert found["kv_bytes_read"] == {name: keys * size + bounds * 260 for name, size in sizes.items()}
+    assert found["flops"]["selection"] == bounds * 8 * 4 * 128
+    with_precise = report(Case(Question("decode", 1_000_000), LARGE, replace(policy, precise=None), SETTING))
+    assert with_precise["kv_bytes_read"]["q8"] == found["kv_bytes_read"]["q8"]
+    assert with_precise["kv_bytes_read"]["q4"] > found["kv_bytes_read"]["q4"]
+
+
 def test_price() -> None:
     setting = replace(SETTING, machine=Machine(watts=3.6e6, bytes_per_second=1000.0), price_per_kwh=0.5)
-    found = report(Question("request", 10, output=4), SMALL, setting)
+    found = report(Case(Question("request", 10, output=4), SMALL, F16, setting))
     # a kWh a second
     assert found["price"]["per_token"] == pytest.approx(0.5 * found["seconds"] / 4)
     assert found["price"]["per_million_tokens"] == pytest.approx(1e6 * found["price"]["per_token"])
     assert found["price"]["per_million_tokens_high"] == pytest.approx(2e6 * found["price"]["per_token"])
     assert found["prefill"]["price"]["per_token"] == pytest.approx(0.5 * found["prefill"]["seconds"] / 10)
-    assert report(Question("request", 10), SMALL, SETTING)["price"] is None
+    assert report(Case(Question("request", 10), SMALL, F16, SETTING))["price"] is None
 
 
 def test_the_answer_of_each_kind() -> None:
     encoder = KNOWN["minilm"].shape()
-    assert Question("decode", 50).answer(LARGE) == decode_cost(LARGE, 50)
-    assert Question("request", 50).answer(LARGE).visits == prefill_cost(LARGE, 50).visits
-    assert Question("encoder", 50).answer(encoder) == encoder_cost(encoder, 50)
-    assert Question("training", 50, documents=3).answer(LARGE).tokens == 150
+    assert Question("decode", 50).answer(LARGE, PLAIN) == decode_cost(LARGE, 50)
+    assert Question("request", 50).answer(LARGE, PLAIN).visits == prefill_cost(LARGE, 50).visits
+    cached = Question("request", 50, cached=32).answer(LARGE, PLAIN)
+    assert cached.visits == 64 * 80 * sum(range(33, 51))
+    assert Question("encoder", 50).answer(encoder, PLAIN) == encoder_cost(encoder, 50)
+    assert Question("training", 50, documents=3).answer(LARGE, PLAIN).tokens == 150
     assert Question("training", 50, documents=3).paid_tokens == 150
     assert Question("request", 50, output=7).paid_tokens == 7
 
 
 def test_a_long_context_wants_a_window() -> None:
-    hint = cheaper(Question("decode", 1_000_000), LARGE, Setting("f16", "f32", Machine(bytes_per_second=1e9)))
+    hint = hint_of(Question("decode", 1_000_000), LARGE, machine=Machine(bytes_per_second=1e9))
     # 4100 keys of 64 x 80; 16 x 80 rows of 256 bytes a key, one key written
     assert hint.startswith("Cheaper: --window 4096 --sinks 4 would make 21 M visits instead of 5.12 G")
     assert "take 1.34 s instead of 5.46 min, 99.6 % less" in hint
 
 
 def test_where_a_window_is_in_force_smaller_rows_help() -> None:
-    hint = cheaper(Question("decode", 1_000_000), LARGE.with_policy(256), Setting("f16", "f32", SLOW))
+    hint = hint_of(Question("decode", 1_000_000), LARGE, CachePolicy("f16", window=256))
     assert hint.startswith("Cheaper: --kv q8 would move 43.4 MB instead of 84.2 MB")
 
 
 def test_a_wide_window_wants_half_of_it() -> None:
-    hint = cheaper(Question("decode", 1_000_000), LARGE.with_policy(4096), Setting("q4", "q4", SLOW))
+    policy = CachePolicy("q4", window=4096)
+    hint = hint_of(Question("decode", 1_000_000), LARGE, policy, weights="q4")
     assert hint.startswith("Cheaper: --window 2048 --sinks 4 would make 10.5 M visits instead of 21 M")
 
 
+def test_a_budget_is_not_to_be_replaced_by_a_window() -> None:
+    hint = hint_of(Question("decode", 1_000_000), LARGE, CachePolicy("f16", budget=1024))
+    assert hint.startswith("Cheaper: --kv q8 would move ")
+
+
 def test_a_short_context_wants_smaller_weights() -> None:
-    hint = cheaper(Question("decode", 64), KNOWN["smollm2"].shape(), SETTING)
+    hint = hint_of(Question("decode", 64), KNOWN["smollm2"].shape())
     assert hint.startswith("Cheaper: --weights q8 would move ")
 
 
 def test_without_bytes_visits_decide() -> None:
-    hint = cheaper(Question("decode", 1_000_000), Shape(layers=80, heads=64), SETTING)
+    hint = hint_of(Question("decode", 1_000_000), Shape(layers=80, heads=64))
     assert "visits instead of 5.12 G, 99.6 % less" in hint
     assert " s " not in hint
 
 
 def test_nothing_to_propose() -> None:
-    hint = cheaper(Question("decode", 10), Shape(layers=2, heads=2), SETTING)
+    hint = hint_of(Question("decode", 10), Shape(layers=2, heads=2))
     assert hint == "Cheaper: no change that heedful would propose saves 2.0 % here."
-    assert cheaper(Question("decode", 10), SMALL, Setting("q4", "q4", SLOW)) == hint
+    assert hint_of(Question("decode", 10), SMALL, CachePolicy("q4"), weights="q4") == hint
 
 
 def test_encoders_and_training_want_shorter_texts() -> None:
-    quick = replace(SETTING, machine=Machine())
-    assert "--context 128 would make" in cheaper(Question("encoder", 256), KNOWN["minilm"].shape(), quick)
-    assert "--train-length 4 --documents 6" in cheaper(Question("training", 8, documents=3), Shape(2, 2), quick)
-    assert "Cheaper: no change" in cheaper(Question("encoder", 1), Shape(2, 2, causal=False), quick)
+    def quick(question: Question, shape: Shape) -> str:
+        return hint_of(question, shape, CachePolicy(), machine=Machine())
+
+    assert "--context 128 would make" in quick(Question("encoder", 256), KNOWN["minilm"].shape())
+    assert "--train-length 4 --documents 6" in quick(Question("training", 8, documents=3), Shape(2, 2))
+    assert "Cheaper: no change" in quick(Question("encoder", 1), Shape(2, 2, causal=False))
 
 
 @pytest.mark.parametrize(

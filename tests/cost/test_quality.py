@@ -23,7 +23,7 @@ from heedful.cost.quality import (
 )
 from heedful.request import CachePolicy
 
-LOSS = PassageLoss(0.01, 0.005, 0.1, 0.4, 0.002, 0.97, 500, "a text")
+LOSS = PassageLoss(0.01, 0.005, 0.1, 0.4, 0.002, 0.97, 0.0, 500, "a text")
 NEEDLES = NeedleScore(0.8, 0.9, 0.85, 1.0, 40, {"single": 1.0, "multi": 0.6}, {"512": 0.8})
 Q4 = parse_policy("kv=q4")
 

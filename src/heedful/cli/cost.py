@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from heedful.cost.energy import Machine
-    from heedful.cost.formulas import Shape
-    from heedful.cost.paper import Question, Setting
+    from heedful.cost.paper import Case, Question, Setting
     from heedful.cost.shapes import Dimensions
+    from heedful.request import CachePolicy
 
 Int = int | None
 Float = float | None
@@ -43,8 +43,17 @@ def cost(
     window: Annotated[
         Int, typer.Option(help="A token sees itself and the W - 1 before it (encoder: W/2 around it).")
     ] = None,
-    sinks: Annotated[Int, typer.Option(help="First tokens that are always seen, whatever the window (0).")] = None,
-    kv: Annotated[str | None, typer.Option(help="Number format of the KV rows: f32, f16, q8 or q4.")] = None,
+    sinks: Annotated[Int, typer.Option(help="With --window: first tokens that are seen nevertheless (0).")] = None,
+    kv: Annotated[
+        str | None, typer.Option(help="Number format of the KV rows: f32, f16, q8, q4, or k=q8,v=q4 (q8).")
+    ] = None,
+    precise: Annotated[
+        Int, typer.Option(help="With 4-bit keys or values: newest tokens that stay 8-bit; 0: none (128).")
+    ] = None,
+    budget: Annotated[Int, typer.Option(help="Decoding reads the pages that matter only: so many tokens.")] = None,
+    prefill: Annotated[
+        str | None, typer.Option(help="dense, or sparse: prompt tokens see the first and the newest ones only.")
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(help="Number format of the weights: f32, f16, q8, q4; default: the alias's own, or f16."),
@@ -58,7 +67,7 @@ def cost(
     vocab: Annotated[Int, typer.Option(help="Entries of the vocabulary.")] = None,
     local_global: Annotated[Int, typer.Option(help="Layers with --window for each layer without one.")] = None,
     bandwidth: Annotated[Float, typer.Option(help="Memory bandwidth in GB/s (31).")] = None,
-    gflops: Annotated[Float, typer.Option(help="Arithmetic peak in GFLOP/s (150).")] = None,
+    gflops: Annotated[Float, typer.Option(help="Arithmetic peak in GFLOP/s (350).")] = None,
     watts: Annotated[Float, typer.Option(help="What the busy machine draws; else estimated from its 2 cores.")] = None,
     price_per_kwh: Annotated[Float, typer.Option(help="Price of electricity, in any currency.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Exact numbers as one JSON object.")] = False,
@@ -67,6 +76,8 @@ def cost(
 
     The model is an alias, a file or numbers alone. It needs no weights and downloads nothing.
     """  # fmt: skip
+    from heedful.cost.paper import Case
+
     given = {
         "layers": layers,
         "heads": heads,
@@ -83,15 +94,16 @@ def cost(
         "train_length": train_length,
         "documents": documents,
     }
-    _check_counts({**given, **work, "window": window, "local_global": local_global}, least=1)
-    _check_counts({"sinks": sinks}, least=0)
-    setting = _setting(kv, weights or STORED_AS.get(model or "", "f16"), bandwidth, gflops, watts, price_per_kwh)
+    _check_counts({**given, **work, "window": window, "local_global": local_global, "budget": budget}, least=1)
+    _check_counts({"sinks": sinks, "precise": precise}, least=0)
+    setting = _setting(weights or STORED_AS.get(model or "", "f16"), bandwidth, gflops, watts, price_per_kwh)
     dimensions = _dimensions(model, given, encoder)
-    shape = _shape(dimensions, window, sinks, local_global)
-    question = _question(work, dimensions, kv)
-    cached = question.kind in ("decode", "request")
-    policy = {"window": window, "sinks": sinks or 0, "kv": setting.kv_format if cached else None}
-    asked = _Asked(model, dimensions.context_len, question, shape, policy, setting)
+    cached = {"sinks": sinks, "kv": kv, "precise": precise, "budget": budget, "prefill": prefill}
+    question = _question(work, dimensions, cached)
+    if local_global is not None:  # the window is the model's own then, else a policy over the model's own
+        dimensions, window = _local_global(dimensions, window, local_global), None
+    policy = _policy(window, sinks, kv, precise, budget, prefill)
+    asked = _Asked(model, dimensions.context_len, Case(question, dimensions.shape(), policy, setting))
     if json_output:
         _print_json(asked)
     else:
@@ -105,14 +117,26 @@ class _Asked:
     model: str | None
     context_len: int | None
     """What the model was made for, in tokens."""
-    question: Question
-    shape: Shape
-    policy: dict[str, Any]
-    setting: Setting
+    case: Case
 
     @property
     def name(self) -> str:
-        return self.model or f"{self.shape.layers:,} layers of {self.shape.heads:,} heads"
+        shape = self.case.shape
+        return self.model or f"{shape.layers:,} layers of {shape.heads:,} heads"
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """As JSON shows it; number formats only where something is cached."""
+        asked, resolved = self.case.policy, self.case.page_policy
+        shown: dict[str, Any] = {"window": asked.window, "sinks": asked.sinks, "kv": None}
+        if self.case.question.kind in ("decode", "request"):
+            from heedful.cache.policy import PAGE_LEN
+
+            budget = None if resolved.budget_pages is None else resolved.budget_pages * PAGE_LEN
+            prefill = "sparse" if asked.sparse_prefill else "dense"
+            precise = {"precise": resolved.precise_len} if resolved.is_mixed else {}
+            shown |= {"kv": self.case.kv_format, **precise, "budget": budget, "prefill": prefill}
+        return shown
 
 
 # ---- options to numbers -------------------------------------------------------------------------------------------
@@ -137,21 +161,22 @@ def _check_measures(given: dict[str, Float]) -> None:
             raise BadParameter(_flag(parameter), f"must be 1e-6 to 1e12, not {value}")
 
 
-def _check_format(parameter: str, name: str, known: dict[str, Any]) -> None:
-    if name not in known:
-        raise BadParameter(_flag(parameter), f"{name!r} is not a number format", f"Known: {', '.join(known)}.")
-
-
-def _setting(kv: str | None, weights: str, bandwidth: Float, gflops: Float, watts: Float, price: Float) -> Setting:
-    from heedful.cost.formulas import KV_FORMATS, WEIGHT_BLOCK_BYTES
+def _setting(weights: str, bandwidth: Float, gflops: Float, watts: Float, price: Float) -> Setting:
+    from heedful.cost.formulas import WEIGHT_BLOCK_BYTES
     from heedful.cost.paper import Setting
-    from heedful.request import DEFAULT_KV_FORMAT
 
-    kv_format = kv or DEFAULT_KV_FORMAT
-    _check_format("kv", kv_format, KV_FORMATS)
-    _check_format("weights", weights, WEIGHT_BLOCK_BYTES)
+    if weights not in WEIGHT_BLOCK_BYTES:
+        raise BadParameter(
+            "--weights", f"{weights!r} is not a number format", f"Known: {', '.join(WEIGHT_BLOCK_BYTES)}."
+        )
     _check_measures({"bandwidth": bandwidth, "gflops": gflops, "watts": watts, "price_per_kwh": price})
-    return Setting(kv_format, weights, _machine(bandwidth, gflops, watts), price)
+    return Setting(weights, _machine(bandwidth, gflops, watts), price)
+
+
+def _policy(window: Int, sinks: Int, kv: str | None, precise: Int, budget: Int, prefill: str | None) -> CachePolicy:
+    from heedful.cli.policy_options import policy_from_options
+
+    return policy_from_options(kv, precise, window, sinks or 0, budget, prefill or "dense")
 
 
 def _machine(bandwidth: Float, gflops: Float, watts: Float) -> Machine:
@@ -213,35 +238,30 @@ def _known_dimensions(model: str) -> Dimensions:
     return Dimensions.from_config(load_config(source.path))
 
 
-def _shape(numbers: Dimensions, window: Int, sinks: Int, local_global: Int) -> Shape:
-    """With --local-global the window is the model's own; without, it is a policy over the model's own."""
+def _local_global(numbers: Dimensions, window: Int, local_global: int) -> Dimensions:
     from heedful.cost.shapes import local_global as windows_of
 
-    if local_global is not None:
-        if window is None:
-            raise BadParameter("--local-global", "needs the window of the local layers", "Give --window too.")
-        if local_global >= (numbers.layers or 0):
-            raise BadParameter("--local-global", f"is {local_global:,}, with {numbers.layers:,} layers in all")
-        numbers, window = replace(numbers, windows=windows_of(window, local_global, numbers.causal)), None
-    shape = numbers.shape().with_policy(window, sinks or 0)
-    if sinks and (not shape.causal or all(own is None for own, _ in shape.layers_by_window)):
-        why = "every layer sees all tokens already" if shape.causal else "an encoder keeps no first tokens"
-        raise BadParameter("--sinks", why, "Give --window too." if shape.causal else "Leave it out.")
-    return shape
+    if window is None:
+        raise BadParameter("--local-global", "needs the window of the local layers", "Give --window too.")
+    if local_global >= (numbers.layers or 0):
+        raise BadParameter("--local-global", f"is {local_global:,}, with {numbers.layers:,} layers in all")
+    return replace(numbers, windows=windows_of(window, local_global, numbers.causal))
 
 
-def _question(work: dict[str, Int], numbers: Dimensions, kv: str | None) -> Question:
+def _question(work: dict[str, Int], numbers: Dimensions, cached: dict[str, Any]) -> Question:
+    """`cached`: the options that only work with a cache may have."""
     from heedful.cost.paper import Question
 
     output, documents = work["output"], work["documents"]
     if (length := work["train_length"]) is not None:
+        of_decoding = {name: value for name, value in cached.items() if name != "sinks"}
         _refuse(work, ("context", "prompt", "output"), "does not go with --train-length")
+        _refuse(of_decoding, tuple(of_decoding), "does not go with --train-length: nothing is decoded or cached")
         return Question("training", length, documents=documents or 1)
     _refuse(work, ("documents",), "needs --train-length, the tokens of a document")
     if not numbers.causal:
-        _refuse(
-            {**work, "kv": kv}, ("prompt", "output", "kv"), "does not go with an encoder: it decodes and caches nothing"
-        )
+        refused = {"prompt": work["prompt"], "output": output, **cached}
+        _refuse(refused, tuple(refused), "does not go with an encoder: it decodes and caches nothing")
         return Question("encoder", _context(work["context"], numbers))
     if (prompt := work["prompt"]) is not None:
         _refuse(work, ("context",), "does not go with --prompt, which makes a context of its own")
@@ -269,14 +289,15 @@ def _context(given: Int, numbers: Dimensions) -> int:
 def _print_json(asked: _Asked) -> None:
     from heedful.cost.paper import report
 
+    case = asked.case
     about = {
         "model": asked.model,
-        "counted": asdict(asked.question),
-        "shape": asdict(asked.shape),
+        "counted": asdict(case.question),
+        "shape": asdict(case.shape),
         "policy": asked.policy,
-        "machine": asdict(asked.setting.machine),
+        "machine": asdict(case.setting.machine),
     }
-    print(json.dumps({**about, **report(asked.question, asked.shape, asked.setting)}, indent=1))
+    print(json.dumps({**about, **report(case)}, indent=1))
 
 
 def _print_table(asked: _Asked) -> None:
@@ -284,7 +305,7 @@ def _print_table(asked: _Asked) -> None:
 
     from heedful.cost.paper import report
 
-    found = report(asked.question, asked.shape, asked.setting)
+    found = report(asked.case)
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(_headline(asked, found), soft_wrap=True)
     console.print()
@@ -298,14 +319,14 @@ def _print_table(asked: _Asked) -> None:
 def _headline(asked: _Asked, found: dict[str, Any]) -> str:
     from heedful.cost.paper import percent
 
-    question = asked.question
+    question = asked.case.question
     subject = {
         "decode": f"one token decoded at context {question.tokens:,}",
         "request": f"a prompt of {question.tokens:,} tokens and {question.output:,} output tokens",
         "encoder": f"a text of {question.tokens:,} tokens",
         "training": f"a training step over {question.documents:,} x {question.tokens:,} tokens",
     }[question.kind]
-    saved = found["saved_share"]["window"]
+    saved = sum(found["saved_share"].values())
     less = f", {percent(saved)} less than dense ({found['dense_visits']:,})" if saved else ""
     return f"{asked.name}: {subject} makes {found['visits']:,} token visits{less}."
 
@@ -315,55 +336,68 @@ def _table(asked: _Asked, found: dict[str, Any]) -> Table:
 
     parts = [(name, found.get(name)) for name in ("prefill", "decode", "encoder", "training")]
     columns = [(name, block) for name, block in parts if block and block["tokens"]]
-    if asked.question.kind == "request":
+    if asked.case.question.kind == "request":
         columns.append(("total", found))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", overflow="fold")
     for name, _ in columns:
         table.add_column(name, justify="right", overflow="fold")
-    per_column = [dict(_cells(block, asked.setting)) for _, block in columns]
-    for label in dict.fromkeys(label for cells in per_column for label in cells):
-        table.add_row(label, *(cells.get(label, "") for cells in per_column))
+    per_column = [dict(_cells(block, asked.case)) for _, block in columns]
+    for label in per_column[0]:
+        if any(cells[label] for cells in per_column):
+            table.add_row(label, *(cells[label] for cells in per_column))
     return table
 
 
-def _cells(block: dict[str, Any], setting: Setting) -> list[tuple[str, str]]:
-    """(row, text) of what is known and of use."""
-    from heedful.cost.paper import duration, percent
+def _cells(block: dict[str, Any], case: Case) -> list[tuple[str, str]]:
+    """(row, text) in the order of the table; no text for what is not known or of no use."""
     from heedful.cost.receipt import human
 
-    kv, weights = setting.kv_format, setting.weight_format
-    saved = block["saved"]["window"]
+    kv, weights, saved = case.kv_format, case.setting.weight_format, block["saved"]
     counts = [
         ("tokens computed", block["tokens"]),
         ("token visits", block["visits"]),
-        *([("dense visits", block["dense_visits"]), ("saved by the window", saved)] if saved else []),
+        ("dense visits", block["dense_visits"] if any(saved.values()) else 0),
+        ("saved by the window", saved["window"]),
+        ("saved by choosing pages", saved["pages"]),
     ]
+    flops = {f"FLOP, {name}": block["flops"][name] for name in ("attention", "linear", "selection")}
     amounts = [
         ("KV rows read", block["kv_rows_read"], ""),
+        ("page bounds read", block["bounds_read"], ""),
         *((f"KV read, {name}", size, "B") for name, size in (block["kv_bytes_read"] or {}).items()),
         (f"KV held, {kv}", (block["kv_bytes_held"] or {}).get(kv), "B"),
         (f"KV of a token, {kv}", (block["kv_bytes_per_token"] or {}).get(kv), "B"),
-        ("FLOP, attention", block["flops"]["attention"], ""),
-        ("FLOP, linear", block["flops"]["linear"], ""),
+        *((label, count, "") for label, count in flops.items()),
         (f"weights read, {weights}", (block["weight_bytes_read"] or {}).get(weights), "B"),
     ]
-    cells = [(label, f"{count:,}") for label, count in counts]
-    cells += [("share saved", percent(block["saved_share"]["window"]))] if saved else []
-    cells += [(label, f"{human(number)}{unit}".strip()) for label, number, unit in amounts if number]
-    if block["seconds"] is not None:
-        energy = block["energy"]
-        cells += [
-            ("time, at least", duration(block["seconds"])),
-            (f"energy, {energy['source']}", _joules(energy["joules"])),
-            ("  between", f"{_joules(energy['low'])} and {_joules(energy['high'])}"),
-        ]
-    if price := block["price"]:
-        cells += [
-            ("price of a token", f"{price['per_token']:.3g}"),
-            ("price of a million", f"{price['per_million_tokens']:.3g}"),
-        ]
-    return cells
+    return [
+        *((label, f"{count:,}" if count else "") for label, count in counts),
+        ("share saved", _share_saved(block)),
+        *((label, f"{human(number)}{unit}".strip() if number else "") for label, number, unit in amounts),
+        *_estimates(block),
+    ]
+
+
+def _share_saved(block: dict[str, Any]) -> str:
+    from heedful.cost.paper import percent
+
+    share = sum(block["saved_share"].values())
+    return percent(share) if share else ""
+
+
+def _estimates(block: dict[str, Any]) -> list[tuple[str, str]]:
+    from heedful.cost.energy import ESTIMATED
+    from heedful.cost.paper import duration
+
+    energy, price = block["energy"], block["price"]
+    return [
+        ("time, at least", "" if block["seconds"] is None else duration(block["seconds"])),
+        (f"energy, {ESTIMATED}", _joules(energy["joules"]) if energy else ""),
+        ("  between", f"{_joules(energy['low'])} and {_joules(energy['high'])}" if energy else ""),
+        ("price of a token", f"{price['per_token']:.3g}" if price else ""),
+        ("price of a million", f"{price['per_million_tokens']:.3g}" if price else ""),
+    ]
 
 
 def _joules(joules: float) -> str:
@@ -375,17 +409,16 @@ def _joules(joules: float) -> str:
 
 
 def _notes(asked: _Asked, found: dict[str, Any]) -> list[str]:
-    window, shape, tokens = asked.policy["window"], asked.shape, asked.question.tokens
+    shape, tokens = asked.case.shape, asked.case.question.tokens
     notes = []
     if asked.context_len is not None and tokens > asked.context_len:
         notes.append(f"Note: {asked.name} was made for {asked.context_len:,} tokens.")
-    if window is not None and not found["saved"]["window"]:
-        notes.append(f"Note: a window of {window:,} saves nothing over {tokens:,} tokens.")
+    notes += [f"Note: {what} saves nothing over {tokens:,} tokens." for what in _without_use(asked.case.policy, found)]
     if found["seconds"] is None:
         numbers = {"--kv-heads": shape.kv_heads, "--head-dim": shape.head_dim}
         missing = [flag for flag, number in numbers.items() if number is None]
         return [*notes, f"For bytes, time and energy give {' and '.join(missing)} as well."]
-    machine = asked.setting.machine
+    machine = asked.case.setting.machine
     rates = f"{machine.bytes_per_second / 1e9:g} GB/s and {machine.flops_per_second / 1e9:g} GFLOP/s"
     notes.append(f"Time: {rates}, fully used; energy: an estimate. Measure with `heedful generate`.")
     if found["estimate_covers"] == "attention":
@@ -393,3 +426,13 @@ def _notes(asked: _Asked, found: dict[str, Any]) -> list[str]:
             "Time and energy cover attention alone: give --hidden, --intermediate and --vocab for the weights."
         )
     return notes
+
+
+def _without_use(policy: CachePolicy, found: dict[str, Any]) -> list[str]:
+    """What was asked for and changes nothing."""
+    settings = (
+        (policy.window, f"a window of {policy.window or 0:,}", "window", found),
+        (policy.budget, f"a budget of {policy.budget or 0:,}", "pages", found),
+        (policy.sparse_prefill, "a sparse prefill", "window", found.get("prefill", found)),
+    )
+    return [what for asked_for, what, by, block in settings if asked_for and not block["saved"][by]]

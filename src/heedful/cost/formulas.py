@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import Any
 
+from heedful.cache.policy import DENSE_LAYERS, PagePolicy
+from heedful.cost.steps import Keys, LayerOnPaper, prompt_steps
 from heedful.cost.visits import attended
 from heedful.models.config import ModelConfig
-from heedful.request import KV_ROW_BYTES, KVFormat
+from heedful.request import DEFAULT_KV_FORMAT, KV_ROW_BYTES, KVFormat
 
 KV_FORMATS = KV_ROW_BYTES
 
@@ -34,6 +37,9 @@ WEIGHT_BLOCK_BYTES = {"f32": 128, "f16": 64, "q8": 34, "q4": 18}
 
 BytesByFormat = dict[str, int]
 
+PLAIN = PagePolicy(KVFormat.parse(DEFAULT_KV_FORMAT), KVFormat.parse(DEFAULT_KV_FORMAT), precise_len=0)
+"""Everything is read, in the native runner's own format."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -47,8 +53,8 @@ class Shape:
     windows: tuple[tuple[int | None, int], ...] = ()
     """(window, number of layers that have it), in any order; (): no layer has one.
     Causal: a query sees itself and the window - 1 positions before it. Encoder: |i - j| <= window // 2."""
-    sinks: int = 0
-    """The first tokens, which layers with a window see too when they lie outside of it."""
+    dense_layers: int = DENSE_LAYERS
+    """Layers without a window among the first DENSE_LAYERS: they read everything under a budget too."""
     linear_weights: int | None = None
     """Weights of the matrices that every token passes, without embeddings and head."""
     head_weights: int | None = None
@@ -58,7 +64,6 @@ class Shape:
 
     def __post_init__(self) -> None:
         assert min(self.layers, self.heads) >= 1, self
-        assert self.sinks >= 0, self
         assert self.kv_heads is None or (self.kv_heads >= 1 and self.heads % self.kv_heads == 0), self
         assert self.head_dim is None or self.head_dim >= 1, self
         assert all(count >= 0 and (window is None or window >= 1) for window, count in self.windows), self
@@ -72,6 +77,7 @@ class Shape:
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             windows=tuple(Counter(config.windows).items()),
+            dense_layers=config.windows[:DENSE_LAYERS].count(None),
             linear_weights=config.linear_weights,
             head_weights=config.head_weights,
         )
@@ -80,76 +86,76 @@ class Shape:
     def layers_by_window(self) -> tuple[tuple[int | None, int], ...]:
         return self.windows or ((None, self.layers),)
 
-    def with_policy(self, window: int | None, sinks: int = 0) -> Shape:
-        """The same model under a policy: no layer looks further back than `window`, except at the first `sinks` tokens.
-
-        A layer whose own window is narrower keeps it. Sinks are seen by every layer that has a window.
-        """
-        narrowed: Counter[int | None] = Counter()
-        for own, count in self.layers_by_window:
-            narrowed[min((w for w in (own, window) if w is not None), default=None)] += count
-        return replace(self, windows=tuple(narrowed.items()), sinks=sinks)
-
     def over_layers(self, one_layer: Callable[[int | None], int]) -> int:
         """Σ over layers of a count that depends on the layer's window alone."""
         return sum(count * one_layer(window) for window, count in self.layers_by_window)
 
-    def reach(self, window: int | None) -> int | None:
-        """Most keys that a causal query sees: sinks outside of the window come on top of it."""
-        return None if window is None else window + self.sinks
+    def _layers_of_window(self) -> Counter[int | None]:
+        layers: Counter[int | None] = Counter()
+        for window, count in self.layers_by_window:
+            layers[window] += count
+        return layers
+
+    def on_paper(self, policy: PagePolicy) -> list[tuple[LayerOnPaper, int]]:
+        """The layers under a policy, and how many there are of each."""
+        found = []
+        for window, count in self._layers_of_window().items():
+            reads_all = count
+            if window is None and policy.budget_pages is not None:
+                reads_all = min(count, self.dense_layers)
+                found.append((LayerOnPaper(policy, None, chooses=True), count - reads_all))
+            found.append((LayerOnPaper(policy, window, chooses=False), reads_all))
+        return [(layer, count) for layer, count in found if count]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one piece of work. None: unknown, because the shape lacks a number."""
+    """Counts of one piece of work under one policy. None: unknown, because the shape lacks a number."""
 
     tokens: int
     """Token positions that pass through the layers."""
     visits: int
     dense_visits: int
-    """visits + saved_by_window + saved_by_prefix, exactly."""
+    """visits and all that was saved, exactly."""
     saved_by_window: int
+    saved_by_pages: int
     saved_by_prefix: int
     """Visits (inside the window) of queries whose keys and values were in the cache already."""
     kv_rows_read: int | None
+    """Keys and values; those of pages that change their number format are read, and written, once more."""
     kv_rows_written: int | None
     kv_rows_held: int | None
     """In the cache when the work is done."""
-    kv_rows_per_token: int | None
-    """What one more token stores. Layers with a full window let go of as much."""
-    head_dim: int | None
+    bounds_read: int | None
+    """Of pages, to choose by; one a KV head."""
+    kv_bytes_read: int | None
+    """Rows and bounds. Chosen pages count as main ones as far as there are such: at least so much."""
+    kv_bytes_written: int | None
+    kv_bytes_held: int | None
+    kv_bytes_per_token: int | None
+    """What one more token adds in the main format. Layers with a full window let go of as much."""
     linear_flops: int | None
     attention_flops: int | None
     """4 · head_dim a visit: a multiplication and an addition per channel for q·k, and again for p·v."""
+    selection_flops: int | None
+    """4 · head_dim a bound and query head: two products, the larger one, a sum."""
+    linear_passes: int
+    """Times that the matrices of the layers are read: once a step."""
+    head_passes: int
+    """Times that the output head is: once a step that samples."""
     weights_read: int | None
-    """Weights fetched from memory: every matrix once per step."""
+    """Weights fetched from memory."""
 
     def __post_init__(self) -> None:
-        assert self.dense_visits == self.visits + self.saved_by_window + self.saved_by_prefix, self
+        assert self.dense_visits == self.visits + sum(self.saved.values()), self
 
     @property
     def saved(self) -> dict[str, int]:
-        return {"window": self.saved_by_window, "prefix": self.saved_by_prefix}
+        return {"window": self.saved_by_window, "pages": self.saved_by_pages, "prefix": self.saved_by_prefix}
 
     @property
     def flops(self) -> dict[str, int | None]:
-        return {"linear": self.linear_flops, "attention": self.attention_flops}
-
-    @property
-    def kv_bytes_read(self) -> BytesByFormat | None:
-        return self._kv_bytes(self.kv_rows_read)
-
-    @property
-    def kv_bytes_written(self) -> BytesByFormat | None:
-        return self._kv_bytes(self.kv_rows_written)
-
-    @property
-    def kv_bytes_held(self) -> BytesByFormat | None:
-        return self._kv_bytes(self.kv_rows_held)
-
-    @property
-    def kv_bytes_per_token(self) -> BytesByFormat | None:
-        return self._kv_bytes(self.kv_rows_per_token)
+        return {"linear": self.linear_flops, "attention": self.attention_flops, "selection": self.selection_flops}
 
     @property
     def weight_bytes_read(self) -> BytesByFormat | None:
@@ -157,63 +163,63 @@ class Cost:
             return None
         return {name: -(-self.weights_read * block // 32) for name, block in WEIGHT_BLOCK_BYTES.items()}
 
-    def _kv_bytes(self, rows: int | None) -> BytesByFormat | None:
-        if rows is None or self.head_dim is None:
-            return None
-        return {name: rows * row_bytes(self.head_dim) for name, row_bytes in KV_FORMATS.items()}
 
+def decode_cost(shape: Shape, context: int, steps: int = 1, policy: PagePolicy = PLAIN) -> Cost:
+    """`steps` decoded tokens, one after the other; the first attends to `context` tokens, itself included.
 
-def decode_cost(shape: Shape, context: int, steps: int = 1) -> Cost:
-    """`steps` decoded tokens, one after the other; the first attends to `context` tokens, itself included."""
+    As after a prompt of context - 1 tokens: under a budget the first step chooses pages, later ones now and then.
+    """
     assert shape.causal, shape
     assert context >= 1, context
     assert steps >= 0, steps
-    start, end = context - 1, context - 1 + steps
-    seen = shape.over_layers(lambda window: attended(start, end, shape.reach(window)))
+    layers = [(layer, count, layer.decode_keys(context - 1, steps)) for layer, count in shape.on_paper(policy)]
+    dense = attended(context - 1, context - 1 + steps, None)
     return _cost(
         shape,
+        policy,
         tokens=steps,
-        seen=seen,
-        dense=shape.layers * attended(start, end, None),
-        keys_read=seen,
-        keys_held=_keys_held(shape, end),
+        keys=_total(layers),
+        dense=shape.layers * dense,
+        by_pages=sum(count * (dense - keys.seen) for layer, count, keys in layers if layer.chooses),
+        held_tokens=context - 1 + steps,
         passes=steps,
+        head_passes=steps,
         sampled=steps,
     )
 
 
-def prefill_cost(shape: Shape, tokens: int, cached: int = 0) -> Cost:
-    """A prompt of `tokens`, of which the first `cached` are in the cache; computed in one step, which samples a token.
+def prefill_cost(shape: Shape, tokens: int, cached: int = 0, policy: PagePolicy = PLAIN) -> Cost:
+    """A prompt of `tokens`, of which the first `cached` are in the cache; the last step samples a token.
 
-    An engine that cuts the prompt into chunks makes the same visits and reads old rows again for each chunk.
+    In steps of STEP_TOKENS: each reads the weights, and the rows of the steps before it.
     """
     assert shape.causal, shape
     assert 0 <= cached < tokens, (cached, tokens)
-
-    def keys_read(window: int | None) -> int:
-        # from the first query's window on, and the sinks before it
-        return tokens if window is None else min(tokens, tokens - cached + window - 1 + shape.sinks)
-
+    on_paper = shape.on_paper(policy)
+    keys = _total([(layer, count, layer.prompt_keys(tokens, cached)) for layer, count in on_paper])
+    cold = keys if not cached else _total([(layer, count, layer.prompt_keys(tokens)) for layer, count in on_paper])
     return _cost(
         shape,
+        policy,
         tokens=tokens - cached,
-        seen=shape.over_layers(lambda window: attended(cached, tokens, shape.reach(window))),
+        keys=keys,
         dense=shape.layers * attended(0, tokens, None),
-        prefix=shape.over_layers(lambda window: attended(0, cached, shape.reach(window))),
-        keys_read=shape.over_layers(keys_read),
-        keys_held=_keys_held(shape, tokens),
-        passes=1,
+        by_prefix=cold.seen - keys.seen,
+        held_tokens=tokens,
+        passes=prompt_steps(policy, tokens, cached),
+        head_passes=1,
         sampled=1,
     )
 
 
-def generation_cost(shape: Shape, prompt: int, output: int, cached: int = 0) -> Cost:
+def generation_cost(shape: Shape, prompt: int, output: int, cached: int = 0, policy: PagePolicy = PLAIN) -> Cost:
     """A whole request. The prefill samples the first output token; the last one is not fed back: output - 1 steps."""
     assert output >= 1, output
-    return total(prefill_cost(shape, prompt, cached), decode_cost(shape, prompt + 1, output - 1))
+    prefill, decode = prefill_cost(shape, prompt, cached, policy), decode_cost(shape, prompt + 1, output - 1, policy)
+    return total(prefill, decode)
 
 
-def encoder_cost(shape: Shape, tokens: int) -> Cost:
+def encoder_cost(shape: Shape, tokens: int, policy: PagePolicy = PLAIN) -> Cost:
     """One text through an encoder: tokens² a head, in local layers (ModernBERT) the pairs with |i - j| <= window // 2.
 
     Nothing is cached and no token is sampled.
@@ -222,14 +228,15 @@ def encoder_cost(shape: Shape, tokens: int) -> Cost:
     assert tokens >= 1, tokens
     return _cost(
         shape,
+        policy,
         tokens=tokens,
-        seen=_seen_within(shape, tokens),
+        keys=Keys(seen=_seen_within(shape, tokens, policy)),
         dense=shape.layers * tokens * tokens,
         passes=1,
     )
 
 
-def training_cost(shape: Shape, documents: Iterable[int] | Mapping[int, int]) -> Cost:
+def training_cost(shape: Shape, documents: Iterable[int] | Mapping[int, int], policy: PagePolicy = PLAIN) -> Cost:
     """One optimizer step over documents that do not see each other. Lengths, or length → number of documents.
 
     Visits are counted once, forward. FLOPs are forward and backward, 3 × forward: the backward pass has two products
@@ -240,73 +247,108 @@ def training_cost(shape: Shape, documents: Iterable[int] | Mapping[int, int]) ->
     tokens = sum(length * count for length, count in lengths.items())
     return _cost(
         shape,
+        policy,
         tokens=tokens,
-        seen=sum(count * _seen_within(shape, length) for length, count in lengths.items()),
+        keys=Keys(seen=sum(count * _seen_within(shape, length, policy) for length, count in lengths.items())),
         dense=sum(count * shape.layers * _dense_within(shape, length) for length, count in lengths.items()),
         passes=2,
+        head_passes=2,
         sampled=tokens,
         flops_factor=3,
     )
 
 
+_LAST_STATE = ("kv_rows_held", "kv_bytes_held", "kv_bytes_per_token")
+
+
 def total(first: Cost, then: Cost) -> Cost:
     """Two pieces of work of one shape, one after the other; what is held is what the second one leaves."""
-    return replace(
-        then,
-        tokens=first.tokens + then.tokens,
-        visits=first.visits + then.visits,
-        dense_visits=first.dense_visits + then.dense_visits,
-        saved_by_window=first.saved_by_window + then.saved_by_window,
-        saved_by_prefix=first.saved_by_prefix + then.saved_by_prefix,
-        kv_rows_read=_plus(first.kv_rows_read, then.kv_rows_read),
-        kv_rows_written=_plus(first.kv_rows_written, then.kv_rows_written),
-        linear_flops=_plus(first.linear_flops, then.linear_flops),
-        attention_flops=_plus(first.attention_flops, then.attention_flops),
-        weights_read=_plus(first.weights_read, then.weights_read),
-    )
+    names = [field.name for field in fields(Cost) if field.name not in _LAST_STATE]
+    summed: dict[str, Any] = {name: _plus(getattr(first, name), getattr(then, name)) for name in names}
+    return replace(then, **summed)
+
+
+def _total(layers: Iterable[tuple[LayerOnPaper, int, Keys]]) -> Keys:
+    summed = Keys()
+    for _, count, keys in layers:
+        summed = summed.plus(keys, count)
+    return summed
 
 
 def _cost(
     shape: Shape,
+    policy: PagePolicy,
     *,
     tokens: int,
-    seen: int,
+    keys: Keys,
     dense: int,
     passes: int,
-    prefix: int = 0,
-    keys_read: int = 0,
-    keys_held: int = 0,
+    head_passes: int = 0,
+    by_pages: int = 0,
+    by_prefix: int = 0,
+    held_tokens: int = 0,
     sampled: int = 0,
     flops_factor: int = 1,
 ) -> Cost:
-    """`seen`, `dense`, `prefix`, `keys_*`: of one head, summed over layers. `passes`: times the weights are read."""
-    cached = keys_held > 0
+    """`keys`, `dense`, `by_*`: of one head, summed over layers. `passes`: times the layers' weights are read."""
+    held = [(count, layer.held_keys(held_tokens)) for layer, count in shape.on_paper(policy)] if held_tokens else []
+    main_held, precise_held = (sum(count * rows[i] for count, rows in held) for i in (0, 1))
+    rows = _Rows(shape.kv_heads, shape.head_dim, policy)
+    bounds = _times(keys.bounds_read, shape.kv_heads)
+    bounds_size = None if shape.head_dim is None else _times(bounds_bytes(shape.head_dim), bounds)
     return Cost(
         tokens=tokens,
-        visits=shape.heads * seen,
+        visits=shape.heads * keys.seen,
         dense_visits=shape.heads * dense,
-        saved_by_window=shape.heads * (dense - seen - prefix),
-        saved_by_prefix=shape.heads * prefix,
-        kv_rows_read=_times(2 * keys_read, shape.kv_heads),
-        kv_rows_written=_times(2 * shape.layers * tokens * cached, shape.kv_heads),
-        kv_rows_held=_times(2 * keys_held, shape.kv_heads),
-        kv_rows_per_token=_times(2 * shape.layers * cached, shape.kv_heads),
-        head_dim=shape.head_dim,
+        saved_by_window=shape.heads * (dense - keys.seen - by_pages - by_prefix),
+        saved_by_pages=shape.heads * by_pages,
+        saved_by_prefix=shape.heads * by_prefix,
+        kv_rows_read=rows.number(keys.main_read + keys.precise_read),
+        kv_rows_written=rows.number(keys.main_written + keys.precise_written),
+        kv_rows_held=rows.number(main_held + precise_held),
+        bounds_read=bounds,
+        kv_bytes_read=_plus(rows.size(keys.main_read, keys.precise_read), bounds_size),
+        kv_bytes_written=rows.size(keys.main_written, keys.precise_written),
+        kv_bytes_held=rows.size(main_held, precise_held),
+        kv_bytes_per_token=rows.size(shape.layers if held_tokens else 0, 0),
         linear_flops=_weights(shape, 2 * flops_factor * tokens, 2 * flops_factor * sampled),
-        attention_flops=_times(4 * flops_factor * shape.heads * seen, shape.head_dim),
-        weights_read=_weights(shape, passes, passes if sampled else 0),
+        attention_flops=_times(4 * flops_factor * shape.heads * keys.seen, shape.head_dim),
+        selection_flops=_times(4 * shape.heads * keys.bounds_read, shape.head_dim),
+        linear_passes=passes,
+        head_passes=head_passes,
+        weights_read=_weights(shape, passes, head_passes),
     )
 
 
-def _keys_held(shape: Shape, tokens: int) -> int:
-    return shape.over_layers(lambda window: tokens if window is None else min(tokens, window + shape.sinks))
+@dataclass(frozen=True)
+class _Rows:
+    """Turns keys of one KV head into rows of keys and values, and into bytes."""
+
+    kv_heads: int | None
+    head_dim: int | None
+    policy: PagePolicy
+
+    def number(self, keys: int) -> int | None:
+        return _times(2 * keys, self.kv_heads)
+
+    def size(self, main: int, precise: int) -> int | None:
+        if self.head_dim is None:
+            return None
+        policy, head_dim = self.policy, self.head_dim
+        of_head = main * key_and_value_bytes(policy.main, head_dim)
+        return _times(of_head + precise * key_and_value_bytes(policy.precise, head_dim), self.kv_heads)
 
 
-def _seen_within(shape: Shape, tokens: int) -> int:
+def _seen_within(shape: Shape, tokens: int, policy: PagePolicy) -> int:
     """Over all layers and queries of one text, whole in one pass."""
-    if shape.causal:
-        return shape.over_layers(lambda window: attended(0, tokens, shape.reach(window)))
-    return shape.over_layers(lambda window: tokens * tokens if window is None else _band(tokens, window // 2))
+
+    def seen(own: int | None) -> int:
+        window = policy.window_of(own)
+        if shape.causal:
+            return attended(0, tokens, None if window is None else window + policy.sinks_of(own))
+        return tokens * tokens if window is None else _band(tokens, window // 2)
+
+    return shape.over_layers(seen)
 
 
 def _dense_within(shape: Shape, tokens: int) -> int:

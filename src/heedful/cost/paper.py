@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from heedful.cache.policy import PagePolicy, resolve
 from heedful.cost.energy import JOULES_PER_KWH, Energy, Machine
 from heedful.cost.formulas import (
+    PLAIN,
     Cost,
     Shape,
     decode_cost,
@@ -21,6 +23,7 @@ from heedful.cost.formulas import (
     training_cost,
 )
 from heedful.cost.receipt import human
+from heedful.request import KV_ROW_BYTES, CachePolicy
 
 
 @dataclass(frozen=True)
@@ -34,24 +37,27 @@ class Question:
     """Output tokens of the request."""
     documents: int = 1
     """Training documents in one step."""
+    cached: int = 0
+    """Tokens of the request's prompt whose keys and values are there already."""
 
-    def parts(self, shape: Shape) -> dict[str, Cost]:
+    def parts(self, shape: Shape, policy: PagePolicy) -> dict[str, Cost]:
         match self.kind:
             case "decode":
-                return {"prefill": prefill_cost(shape, self.tokens), "decode": decode_cost(shape, self.tokens)}
+                prefill = prefill_cost(shape, self.tokens, policy=policy)
+                return {"prefill": prefill, "decode": decode_cost(shape, self.tokens, policy=policy)}
             case "request":
-                steps = decode_cost(shape, self.tokens + 1, self.output - 1)
-                return {"prefill": prefill_cost(shape, self.tokens), "decode": steps}
+                prefill = prefill_cost(shape, self.tokens, self.cached, policy)
+                return {"prefill": prefill, "decode": decode_cost(shape, self.tokens + 1, self.output - 1, policy)}
             case "encoder":
-                return {"encoder": encoder_cost(shape, self.tokens)}
+                return {"encoder": encoder_cost(shape, self.tokens, policy)}
             case "training":
-                return {"training": training_cost(shape, {self.tokens: self.documents})}
+                return {"training": training_cost(shape, {self.tokens: self.documents}, policy)}
 
-    def answer(self, shape: Shape) -> Cost:
+    def answer(self, shape: Shape, policy: PagePolicy) -> Cost:
         """The cost that was asked for: of one decoded token, the whole request, one text, one training step."""
         if self.kind == "request":
-            return generation_cost(shape, self.tokens, self.output)
-        return self.parts(shape)["decode" if self.kind == "decode" else self.kind]
+            return generation_cost(shape, self.tokens, self.output, self.cached, policy)
+        return self.parts(shape, policy)["decode" if self.kind == "decode" else self.kind]
 
     @property
     def paid_tokens(self) -> int:
@@ -62,12 +68,36 @@ class Question:
 
 @dataclass(frozen=True)
 class Setting:
-    """How counts become bytes, seconds, joules and money."""
+    """How counts become seconds, joules and money."""
 
-    kv_format: str
     weight_format: str
     machine: Machine
     price_per_kwh: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question about a model under a policy, on a machine."""
+
+    question: Question
+    shape: Shape
+    policy: CachePolicy
+    setting: Setting
+
+    @property
+    def page_policy(self) -> PagePolicy:
+        """Whatever the runner; whether rows lie rotated makes no difference to counts."""
+        return resolve(self.policy, PLAIN.main, tuple(KV_ROW_BYTES), head_dim=1)
+
+    @property
+    def kv_format(self) -> str:
+        return self.page_policy.main.name
+
+    def answer(self) -> Cost:
+        return self.question.answer(self.shape, self.page_policy)
+
+    def parts(self) -> dict[str, Cost]:
+        return self.question.parts(self.shape, self.page_policy)
 
 
 @dataclass(frozen=True)
@@ -79,13 +109,9 @@ class Estimate:
 
 
 def dram_bytes(cost: Cost, setting: Setting) -> int:
-    """KV rows read and written, and weights where they are known."""
-    known = (
-        (cost.kv_bytes_read, setting.kv_format),
-        (cost.kv_bytes_written, setting.kv_format),
-        (cost.weight_bytes_read, setting.weight_format),
-    )
-    return sum(by_format[name] for by_format, name in known if by_format is not None)
+    """KV rows read and written, page bounds, and weights where they are known."""
+    weights = None if cost.weight_bytes_read is None else cost.weight_bytes_read[setting.weight_format]
+    return sum(size or 0 for size in (cost.kv_bytes_read, cost.kv_bytes_written, weights))
 
 
 def estimate(costs: list[Cost], setting: Setting) -> Estimate | None:
@@ -94,24 +120,35 @@ def estimate(costs: list[Cost], setting: Setting) -> Estimate | None:
         return None
     machine = setting.machine
     moved = [dram_bytes(cost, setting) for cost in costs]
-    flops = [(cost.attention_flops or 0) + (cost.linear_flops or 0) for cost in costs]
+    flops = [sum(count or 0 for count in cost.flops.values()) for cost in costs]
     seconds = sum(map(machine.seconds, flops, moved))
     linear = all(cost.linear_flops is not None for cost in costs)
     covers = "attention and weights" if linear else "attention"
     return Estimate(seconds, machine.energy(seconds, sum(moved)), covers)
 
 
-def report(question: Question, shape: Shape, setting: Setting) -> dict[str, Any]:
+def report(case: Case) -> dict[str, Any]:
     """What `--json` prints: the answer's fields, then each part's under its name, then the hint."""
-    parts = question.parts(shape)
+    formats = dict.fromkeys((*KV_ROW_BYTES, case.kv_format))
+    cases = {name: replace(case, policy=replace(case.policy, kv_format=name)) for name in formats}
+    answers = {name: one.answer() for name, one in cases.items()}
+    parts = {name: one.parts() for name, one in cases.items()}
+    setting, question, own = case.setting, case.question, case.kv_format
     return {
-        **describe(question.answer(shape), estimate_answer(question, shape, setting), setting, question.paid_tokens),
-        **{name: describe(part, estimate([part], setting), setting, part.tokens) for name, part in parts.items()},
-        "cheaper": cheaper(question, shape, setting),
+        **describe(answers, own, estimate_answer(case), setting, question.paid_tokens),
+        **{
+            name: describe({f: costs[name] for f, costs in parts.items()}, own, estimate([part], setting), setting)
+            for name, part in parts[own].items()
+        },
+        "cheaper": cheaper(case),
     }
 
 
-def describe(cost: Cost, estimated: Estimate | None, setting: Setting, paid_tokens: int) -> dict[str, Any]:
+def describe(
+    costs: dict[str, Cost], own: str, estimated: Estimate | None, setting: Setting, paid_tokens: int | None = None
+) -> dict[str, Any]:
+    """`costs` by KV format, `own` the one that was asked for. `paid_tokens`: None: those that were computed."""
+    cost = costs[own]
     dense = cost.dense_visits
     return {
         "tokens": cost.tokens,
@@ -121,16 +158,23 @@ def describe(cost: Cost, estimated: Estimate | None, setting: Setting, paid_toke
         "saved_share": {name: count / dense if dense else 0.0 for name, count in cost.saved.items()},
         "kv_rows_read": cost.kv_rows_read,
         "kv_rows_written": cost.kv_rows_written,
-        "kv_bytes_read": cost.kv_bytes_read,
-        "kv_bytes_held": cost.kv_bytes_held,
-        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        "bounds_read": cost.bounds_read,
+        "kv_bytes_read": _by_format(costs, "kv_bytes_read"),
+        "kv_bytes_held": _by_format(costs, "kv_bytes_held"),
+        "kv_bytes_per_token": _by_format(costs, "kv_bytes_per_token"),
         "flops": cost.flops,
         "weight_bytes_read": cost.weight_bytes_read,
         "seconds": estimated.seconds if estimated else None,
         "energy": asdict(estimated.energy) if estimated else None,
         "estimate_covers": estimated.covers if estimated else None,
-        "price": _price(estimated, setting.price_per_kwh, paid_tokens),
+        "price": _price(estimated, setting.price_per_kwh, cost.tokens if paid_tokens is None else paid_tokens),
     }
+
+
+def _by_format(costs: dict[str, Cost], name: str) -> dict[str, int] | None:
+    """With --kv so and all else as it was asked for. None: not known."""
+    sizes = {form: getattr(cost, name) for form, cost in costs.items()}
+    return None if None in sizes.values() else sizes
 
 
 def _price(estimated: Estimate | None, per_kwh: float | None, tokens: int) -> dict[str, float] | None:
@@ -148,10 +192,9 @@ def _price(estimated: Estimate | None, per_kwh: float | None, tokens: int) -> di
     }
 
 
-def estimate_answer(question: Question, shape: Shape, setting: Setting) -> Estimate | None:
-    if question.kind == "request":
-        return estimate(list(question.parts(shape).values()), setting)
-    return estimate([question.answer(shape)], setting)
+def estimate_answer(case: Case) -> Estimate | None:
+    costs = list(case.parts().values()) if case.question.kind == "request" else [case.answer()]
+    return estimate(costs, case.setting)
 
 
 # ---- what would make it cheaper -----------------------------------------------------------------------------------
@@ -168,57 +211,58 @@ _LOSSY = "it changes the output, so measure the loss"
 @dataclass(frozen=True)
 class _Change:
     how: str
-    question: Question
-    shape: Shape
-    setting: Setting
-    caveat: str
+    case: Case
+    caveat: str = _LOSSY
 
 
-def cheaper(question: Question, shape: Shape, setting: Setting) -> str:
+def cheaper(case: Case) -> str:
     """One sentence: the single change that lowers the cost most. Seconds decide; visits where they are unknown."""
-    before = _measure(question, shape, setting)
-    changes = [(_measure(c.question, c.shape, c.setting), c) for c in _changes(question, shape, setting)]
-    after, change = min(changes, key=lambda pair: pair[0], default=(before, None))
+    before = _measure(case)
+    after, change = min(
+        ((_measure(change.case), change) for change in _changes(case)),
+        key=lambda pair: pair[0],
+        default=(before, None),
+    )
     if change is None or after > before * (1 - WORTH_SAYING):
         return f"Cheaper: no change that heedful would propose saves {percent(WORTH_SAYING)} here."
-    seconds = estimate_answer(question, shape, setting) is not None
     share = f"{percent(1 - after / before)} less"
+    seconds = estimate_answer(case) is not None
     time = f" and take {duration(after)} instead of {duration(before)}, {share}" if seconds else f", {share}"
-    return f"Cheaper: {change.how} would {_work(question, shape, setting, change)}{time}; {change.caveat}."
+    return f"Cheaper: {change.how} would {_work(case, change.case)}{time}; {change.caveat}."
 
 
-def _measure(question: Question, shape: Shape, setting: Setting) -> float:
-    estimated = estimate_answer(question, shape, setting)
-    return estimated.seconds if estimated else question.answer(shape).visits
+def _measure(case: Case) -> float:
+    estimated = estimate_answer(case)
+    return estimated.seconds if estimated else case.answer().visits
 
 
-def _work(question: Question, shape: Shape, setting: Setting, change: _Change) -> str:
-    now, then = question.answer(shape), change.question.answer(change.shape)
-    if then.visits != now.visits:
-        return f"make {human(then.visits)} visits instead of {human(now.visits)}"
-    return f"move {human(dram_bytes(then, change.setting))}B instead of {human(dram_bytes(now, setting))}B"
+def _work(now: Case, then: Case) -> str:
+    made, less = now.answer(), then.answer()
+    if less.visits != made.visits:
+        return f"make {human(less.visits)} visits instead of {human(made.visits)}"
+    moved, left = dram_bytes(made, now.setting), dram_bytes(less, then.setting)
+    return f"move {human(left)}B instead of {human(moved)}B"
 
 
-def _changes(question: Question, shape: Shape, setting: Setting) -> Iterator[_Change]:
+def _changes(case: Case) -> Iterator[_Change]:
+    question, policy, setting = case.question, case.policy, case.setting
     if question.kind in ("decode", "request"):
-        window = _narrower_window(question.tokens, shape)
-        sinks = max(_SINKS, shape.sinks)
+        window, sinks = _narrower_window(case), max(_SINKS, policy.sinks)
         if window is not None:
-            narrowed = shape.with_policy(window, sinks)
-            yield _Change(f"--window {window} --sinks {sinks}", question, narrowed, setting, _LOSSY)
-        if kv := _SMALLER_FORMAT.get(setting.kv_format):
-            yield _Change(f"--kv {kv}", question, shape, replace(setting, kv_format=kv), _LOSSY)
+            narrowed = replace(policy, window=window, sinks=sinks)
+            yield _Change(f"--window {window} --sinks {sinks}", replace(case, policy=narrowed))
+        if kv := _SMALLER_FORMAT.get(case.kv_format):
+            yield _Change(f"--kv {kv}", replace(case, policy=replace(policy, kv_format=kv)))
     if question.kind != "training" and (weights := _SMALLER_FORMAT.get(setting.weight_format)):
-        smaller = replace(setting, weight_format=weights)
-        yield _Change(f"--weights {weights}", question, shape, smaller, _LOSSY)
+        yield _Change(f"--weights {weights}", replace(case, setting=replace(setting, weight_format=weights)))
     half = question.tokens // 2
     if question.kind == "encoder" and half:
-        shorter = replace(question, tokens=half)
-        yield _Change(f"--context {half}", shorter, shape, setting, "the model then reads half of the text")
+        shorter = replace(case, question=replace(question, tokens=half))
+        yield _Change(f"--context {half}", shorter, "the model then reads half of the text")
     if question.kind == "training" and half:
         split = replace(question, tokens=half, documents=2 * question.documents)
         how = f"--train-length {half} --documents {split.documents}"
-        yield _Change(how, split, shape, setting, "the model then learns from nothing further back")
+        yield _Change(how, replace(case, question=split), "the model then learns from nothing further back")
 
 
 def duration(seconds: float) -> str:
@@ -235,9 +279,12 @@ def percent(share: float) -> str:
     return "over 99.9 %" if 0.9995 <= share < 1 else f"{100 * share:.1f} %"
 
 
-def _narrower_window(tokens: int, shape: Shape) -> int | None:
+def _narrower_window(case: Case) -> int | None:
     """Half of the widest window; without one the largest power of two in a quarter of the tokens, up to a limit."""
-    windows = [window for window, _ in shape.layers_by_window]
+    policy, tokens = case.page_policy, case.question.tokens
+    if policy.budget_pages is not None or policy.sparse_prefill:
+        return None
+    windows = [policy.window_of(own) for own, _ in case.shape.layers_by_window]
     if None in windows:
         window = min(_WIDEST_WINDOW, 1 << max(0, (tokens // 4).bit_length() - 1))
     else:

@@ -50,6 +50,8 @@ class PassageLoss:
     mean_delta_nll: float
     agreement: float
     """Share of positions where both find the same token likeliest."""
+    noise_kld: float
+    """Mean KLD where only the last bits of keys and values differ: so much of any KLD need not be the policy's."""
     tokens: int
     """Predictions measured."""
     text: str

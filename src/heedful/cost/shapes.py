@@ -6,7 +6,9 @@ Turns them into the `Shape` that formulas.py counts with. Reads no files.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 
+from heedful.cache.policy import DENSE_LAYERS
 from heedful.cost.formulas import Shape
 from heedful.models.config import ModelConfig
 
@@ -57,6 +59,7 @@ class Dimensions:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             windows=_count_windows(self.windows, self.layers),
+            dense_layers=_first_windows(self.windows, min(DENSE_LAYERS, self.layers)).count(None),
             linear_weights=self._linear_weights,
             head_weights=self._head_weights if self.causal else 0,
             causal=self.causal,
@@ -92,6 +95,12 @@ def _count_windows(runs: WindowRuns, layers: int) -> WindowRuns:
         rest -= extra
         totals[window] = totals.get(window, 0) + rounds * count + extra
     return tuple((window, count) for window, count in totals.items() if count)
+
+
+def _first_windows(runs: WindowRuns, layers: int) -> list[int | None]:
+    """Of so many layers, few."""
+    in_order = (window for window, count in cycle(runs) for _ in range(min(count, layers)))
+    return list(islice(in_order, layers))
 
 
 KNOWN: dict[str, Dimensions] = {
