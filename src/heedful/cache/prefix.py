@@ -70,12 +70,13 @@ class Chain:
 
 
 class PrefixIndex:
-    """Registered pages by name, and which of them nobody uses, the one to go first at the front."""
+    """Registered pages by name, and which of them nobody uses."""
 
     def __init__(self) -> None:
         self._pages: dict[PageName, int] = {}
         self._names: dict[int, PageName] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self.resting: OrderedDict[int, None] = OrderedDict()
+        """Registered pages that nobody uses, the one to go first at the front."""
 
     def page(self, name: PageName) -> int | None:
         return self._pages.get(name)
@@ -83,8 +84,8 @@ class PrefixIndex:
     def add(self, name: PageName, page: int) -> bool:
         """Whether it is new; a page that holds the same already stays the registered one."""
         if (known := self._pages.get(name)) is not None:
-            if known in self._idle:
-                self._idle.move_to_end(known)
+            if known in self.resting:
+                self.resting.move_to_end(known)
             return False
         assert page not in self._names, (page, name)
         self._pages[name] = page
@@ -96,16 +97,16 @@ class PrefixIndex:
 
     def rest(self, page: int) -> None:
         """Nobody uses the page now; it goes after all that rest already."""
-        self._idle[page] = None
+        self.resting[page] = None
 
     def wake(self, page: int) -> None:
-        del self._idle[page]
+        del self.resting[page]
 
     def evict(self) -> int | None:
         """Forget the page that has rested longest; None when every page is in use."""
-        if not self._idle:
+        if not self.resting:
             return None
-        page, _ = self._idle.popitem(last=False)
+        page, _ = self.resting.popitem(last=False)
         del self._pages[self._names.pop(page)]
         return page
 
