@@ -156,7 +156,7 @@ class KVCache:
         self._kv_heads = kv_heads
         self._head_dim = head_dim
         self._layout_of = layout_of
-        self._numbers = numbers
+        self.numbers = numbers
         self._arenas: dict[tuple[int, str], PageArena] = {}
         self._policies: dict[CachePolicy, PagePolicy] = {}
         self.budget_bytes = pages_for(capacity_tokens) * sum(
@@ -166,8 +166,11 @@ class KVCache:
     def policy(self, asked: CachePolicy) -> PagePolicy:
         """Raises BadParameter for what this cache cannot do."""
         if asked not in self._policies:
-            self._policies[asked] = resolve(asked, self.default, self._numbers, self._head_dim)
+            self._policies[asked] = resolve(asked, self.default, self.numbers, self._head_dim)
         return self._policies[asked]
+
+    def page_bytes_by_group(self, form: KVFormat) -> tuple[int, ...]:
+        return tuple(self._page_bytes(group, form) for group in range(len(self.groups)))
 
     def bytes_needed(self, asked: CachePolicy, longest: int, chunk_len: int) -> int:
         """The most that a sequence of `longest` tokens can hold, computed in chunks of up to `chunk_len`."""

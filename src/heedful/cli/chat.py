@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options
+from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
+from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.errors import BadParameter, HeedfulError, TemplateError
 from heedful.weights.source_names import default_model
 
@@ -51,6 +52,8 @@ def chat(
     sinks: Sinks = 0,
     budget: Budget = None,
     prefill: Prefill = "dense",
+    prefix_cache: PrefixCache = None,
+    prefix_cache_size: PrefixCacheSize = "2GB",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier chat.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat.")] = False,
 ) -> None:
@@ -63,13 +66,15 @@ def chat(
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     sampling_params(**sampling)  # before seconds of loading
     policy = policy_from_options(kv, precise, window, sinks, budget, prefill)
+    kept = prefix_cache_from_options(prefix_cache, prefix_cache_size)
     _check_texts(model, system)
     wanted = _wanted_chat(resume_id, resume=resume, no_history=no_history)
     screen = _screen()
     history = None if no_history else _open_history(screen, must_serve=wanted is not None)
     try:
         stored = _find_chat(history, wanted) if history is not None and wanted is not None else None
-        llm = _load(model or (stored.model if stored else default_model), context, threads, policy, screen)
+        llm = _load(model or (stored.model if stored else default_model), context, threads, policy, kept, screen)
+        warn_of_loss(llm.name, policy)
         sampling["max_tokens"] = _answer_tokens(max_tokens, llm.context_len)
         conversation = _conversation(llm, sampling, system, history, screen)
         if stored is not None and history is not None:
@@ -145,12 +150,14 @@ def _find_chat(history: History, wanted: int | str) -> StoredChat:
     return found
 
 
-def _load(model: str, context: int | None, threads: int | None, policy: CachePolicy, screen: Screen) -> LLM:
+def _load(
+    model: str, context: int | None, threads: int | None, policy: CachePolicy, kept: dict[str, Any], screen: Screen
+) -> LLM:
     from heedful.engine.llm import LLM
 
     if screen.is_terminal:
         screen.note(f"loading {model}")
-    return LLM(model, context_len=context, threads=threads, policy=policy)
+    return LLM(model, context_len=context, threads=threads, policy=policy, **kept)
 
 
 def _answer_tokens(wanted: int | None, context_len: int) -> int:

