@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options
+from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
@@ -53,6 +54,8 @@ def generate(
     sinks: Sinks = 0,
     budget: Budget = None,
     prefill: Prefill = "dense",
+    prefix_cache: PrefixCache = None,
+    prefix_cache_size: PrefixCacheSize = "2GB",
     weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
     runner: Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")] = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids and receipt.")] = False,
@@ -77,10 +80,11 @@ def generate(
         "logprobs": logprobs,
     }
     policy = policy_from_options(kv, precise, window, sinks, budget, prefill)
+    kept = prefix_cache_from_options(prefix_cache, prefix_cache_size)
     from heedful.engine.llm import LLM, sampling_params
 
     sampling_params(**sampling)  # before seconds of loading
-    llm = LLM(model, context_len=context, threads=threads, policy=policy, weights=weights, runner=runner)
+    llm = LLM(model, context_len=context, threads=threads, policy=policy, weights=weights, runner=runner, **kept)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     if json_output:
