@@ -30,14 +30,14 @@ def main() -> None:
     print(json.dumps({"bench": "context_curve", "model": args.model, "decode_tok_s": curves}))
 
 
-def svg(curves: dict[str, list[tuple[int, float]]]) -> str:
-    """Both axes linear, from zero."""
+def svg(curves: dict[str, list[tuple[int, float]]], *, across: str = "context", up: str = "decode tokens/s") -> str:
+    """Both axes linear, from zero; `across` and `up` name them."""
     most_context = max(x for points in curves.values() for x, _ in points)
     most_rate = max(y for points in curves.values() for _, y in points)
 
     def place(x: float, y: float) -> str:
-        across = MARGIN + x / most_context * (WIDTH - 2 * MARGIN)
-        return f"{across:.1f},{HEIGHT - MARGIN - y / most_rate * (HEIGHT - 2 * MARGIN):.1f}"
+        from_left = MARGIN + x / most_context * (WIDTH - 2 * MARGIN)
+        return f"{from_left:.1f},{HEIGHT - MARGIN - y / most_rate * (HEIGHT - 2 * MARGIN):.1f}"
 
     lines = []
     for colour, (kv, points) in zip(COLOURS, curves.items(), strict=False):
@@ -51,8 +51,8 @@ def svg(curves: dict[str, list[tuple[int, float]]]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
             f'<path d="{axis}" fill="none" stroke="black"/>',
-            f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">context (to {most_context:,} tokens)</text>',
-            f'<text x="{MARGIN}" y="{MARGIN - 12}">decode tokens/s (to {most_rate:.0f})</text>',
+            f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{across} (to {most_context:,})</text>',
+            f'<text x="{MARGIN}" y="{MARGIN - 12}">{up} (to {most_rate:.3g})</text>',
             *lines,
             "</svg>\n",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -27,17 +28,20 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluate(model: str, *more: str) -> int:
-    return run(["eval", "policy", "-m", model, "--tokens", "100", *more])
+    return run(["eval", "policy", "-m", model, "--tokens", "100", "--runner", "torch", *more])
 
 
 def test_figures_are_printed_and_kept(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(model, "--policy", "kv=f32", "--policy", "window=20,kv=f32") == 0
     out, err = capsys.readouterr()
-    heading, exact, windowed, _, note = out.splitlines()
+    heading, exact, windowed, _, note, noise = out.splitlines()
     assert heading.split() == ["policy", "mean", "KLD", "p50", "p99", "max", "ΔNLL", "same", "top", "token"]
     assert exact.split() == ["kv=f32", *["0.00000"] * 4, "+0.00000", "100.0%"]
     assert windowed.startswith("kv=f32,window=20 ")
-    assert note.endswith("Alice's Adventures in Wonderland, chapters I and VII, the last 50 of 100 tokens.")
+    assert note.endswith(
+        "Alice's Adventures in Wonderland, chapters I and VII, the last 50 of 100 tokens, torch runner."
+    )
+    assert re.fullmatch(r"Noise: 0\.0000\d of a mean KLD is there when only the last bits differ\.", noise)
     assert "`heedful show" in err
     found = measured_quality(model, parse_policy("kv=f32,window=20"))
     assert found is not None
@@ -52,7 +56,7 @@ def test_json_has_all_figures(model: str, capsys: pytest.CaptureFixture[str]) ->
     assert found["model"] == model
     (loss,) = (policy["passage"] for policy in found["policies"].values())
     assert set(loss) == {
-        "mean_kld", "p50_kld", "p99_kld", "max_kld", "mean_delta_nll", "agreement", "tokens", "text",
+        "mean_kld", "p50_kld", "p99_kld", "max_kld", "mean_delta_nll", "agreement", "noise_kld", "tokens", "text",
     }  # fmt: skip
     assert loss["p50_kld"] <= loss["mean_kld"] <= loss["p99_kld"] <= loss["max_kld"]
     assert loss["tokens"] == 50
@@ -104,11 +108,24 @@ def test_receipts_carry_it(model: str, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out)["receipt"]["quality"] is None
 
 
+def test_choosing_a_policy_says_what_it_loses(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["generate", "hello", "-m", model, "--max-tokens", "2", "--runner", "torch", "--kv", "f32"]
+    run([*ask, "--window", "5"])
+    wanted = f"heedful eval policy -m {model} --policy kv=f32,window=5"
+    assert f"what kv=f32,window=5 loses on {model} is not measured: {wanted}" in capsys.readouterr().err
+    evaluate(model, "--policy", "kv=f32,window=5")
+    capsys.readouterr()
+    run([*ask, "--window", "5"])
+    assert "kv=f32,window=5 changes what" in capsys.readouterr().err  # so short a window loses more than the bound
+    run(ask)
+    assert "changes what" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--policy", "kv=q5"], "'kv=q5': kv takes one of"),
-        (["--policy", "kv=f32,budget=512"], "kv=f32,budget=512 leaves nothing out of 100 tokens"),
+        (["--policy", "kv=f32,budget=512"], "kv=f32,budget=512 is not in force within 512 tokens"),
         (["--policy", "kv=f32", "--text", "no/such/file"], "no/such/file cannot be read"),
         (["--policy", "kv=f32", "--tokens", "0"], "--tokens: must be at least 1"),
         (["--policy", "kv=f32", "--runner", "abacus"], "'abacus' is not known"),

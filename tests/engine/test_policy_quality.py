@@ -15,6 +15,7 @@ from scripted_runner import ScriptedRunner
 from heedful import LLM
 from heedful.cache.policy_text import parse_policy
 from heedful.engine.policy_quality import (
+    CONTROL,
     EXACT,
     acts_from,
     measure_passage,
@@ -38,12 +39,13 @@ def logits(probabilities: list[float]) -> npt.NDArray[np.float32]:
 
 
 def scripted(under_policy: Callable[[int], list[float]]) -> ScriptedRunner:
-    """UNEVEN under exact attention; what a policy makes of it depends on the position."""
-    return ScriptedRunner(
-        lambda sequence: logits(
-            UNEVEN if sequence.request.policy == EXACT else under_policy(len(sequence.token_ids) - 1)
-        )
-    )
+    """UNEVEN under exact attention, EVEN in the control; what a policy makes of it depends on the position."""
+
+    def of(sequence: Sequence) -> npt.NDArray[np.float32]:
+        known = {EXACT: UNEVEN, CONTROL: EVEN}
+        return logits(known.get(sequence.request.policy) or under_policy(len(sequence.token_ids) - 1))
+
+    return ScriptedRunner(of)
 
 
 def test_loss_by_hand() -> None:
@@ -57,6 +59,7 @@ def test_loss_by_hand() -> None:
     assert loss.max_kld == pytest.approx(kld, abs=1e-7)
     assert loss.mean_delta_nll == pytest.approx((0 + log(2) - log(2)) / 3, abs=1e-7)
     assert loss.agreement == 1.0
+    assert loss.noise_kld == pytest.approx(kld, abs=1e-7)
     assert loss.text == "six tokens"
 
 
@@ -90,9 +93,9 @@ def test_the_first_half_is_a_prompt_and_the_second_is_decoded_in_lockstep() -> N
     done: list[int] = []
     policies = [parse_policy("kv=q8"), parse_policy("kv=q8,budget=256")]
     measure_passage(runner, [1] * 1400, policies, text="", progress=done.append)
-    assert seen[:6] == 3 * [[(0, 512, False)], [(512, 700, False)]]
-    assert seen[6:] == [[(p, p + 1, False), (p, p + 1, False), (p, p + 1, True)] for p in range(700, 1399)]
-    assert sum(done) == 3 * 1399
+    assert seen[:8] == 4 * [[(0, 512, False)], [(512, 700, False)]]
+    assert seen[8:] == [[(p, p + 1, selects) for selects in (False, False, False, True)] for p in range(700, 1399)]
+    assert sum(done) == 4 * 1399
     assert runner.cache.taken_bytes == 0
 
 
@@ -117,7 +120,7 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed() -> None:
     runner = ScriptedRunner(lambda sequence: logits(EVEN), capacity_tokens=1000)
-    with pytest.raises(CacheFull, match=r"3 sequences of 900 tokens need .* MB"):
+    with pytest.raises(CacheFull, match=r"4 sequences of 900 tokens need .* MB"):
         measure_passage(runner, [1] * 900, [CACHED, CACHED], text="")
     assert runner.steps == 0
 
@@ -191,18 +194,21 @@ def test_a_given_text_is_taken_as_it_is(tokenizer: Tokenizer) -> None:
     ("policy", "tokens"),
     [
         ("kv=q4,precise=0", 0),
+        ("kv=q4", 512),
+        ("kv=k:q8/v:q4,precise=400", 1024),
+        ("kv=q4,precise=384", 512),
         ("kv=q8,window=700,sinks=4", 704),
         ("kv=q8,budget=600", 600),
         ("kv=q8,prefill=sparse", 2048),
         ("kv=q8,prefill=sparse,budget=4096", 4096),
     ],
 )
-def test_a_policy_that_leaves_nothing_out_of_the_text_is_not_measured_on_it(
+def test_a_policy_that_is_not_in_force_on_the_text_is_not_measured_on_it(
     tokenizer: Tokenizer, policy: str, tokens: int
 ) -> None:
     asked = parse_policy(policy)
     assert acts_from(asked) == tokens
     passage_ids(tokenizer, context_len=10_000, policies=[asked], tokens=tokens + 16)
     if tokens:
-        with pytest.raises(BadParameter, match="leaves nothing out of"):
+        with pytest.raises(BadParameter, match="is not in force within"):
             passage_ids(tokenizer, context_len=10_000, policies=[CACHED, asked], tokens=tokens)

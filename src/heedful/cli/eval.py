@@ -87,8 +87,9 @@ def _measure(
     ids, what = passage_ids(loaded.tokenizer, context_len=context, policies=policies, text=given, tokens=tokens)
     cases = needle_cases(loaded.tokenizer, context_len=context) if needles else []
     longest = max([len(ids), *(case.length for case in cases)])
-    made = _runner(loaded, runner, longest * (len(policies) + 1), threads)
-    with _bar("reading a text", (len(policies) + 1) * (len(ids) - 1)) as progress:
+    made = _runner(loaded, runner, longest * (len(policies) + 2), threads)
+    what = f"{what}, {type(made).__name__.removesuffix('Runner').lower()} runner"
+    with _bar("reading a text", (len(policies) + 2) * (len(ids) - 1)) as progress:
         losses = measure_passage(made, ids, policies, text=what, progress=progress)
     if not cases:
         return [Measurement(loss) for loss in losses]
@@ -158,6 +159,7 @@ def _print_table(found: dict[str, Measurement]) -> None:
         print(f"{name:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(cells, widths[1:], strict=True)), sep="  ")
     first = next(iter(found.values()))
     print(f"\nKL divergence and ΔNLL in nats a token, against exact attention; {first.passage.text}.")
+    print(f"Noise: {first.passage.noise_kld:.5f} of a mean KLD is there when only the last bits differ.")
     if (score := first.needles) is not None:
         print(
             f"found: of {score.asked} planted numbers, in the answer; chosen: likelier than seven others. "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options
+from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
@@ -85,6 +85,7 @@ def generate(
 
     sampling_params(**sampling)  # before seconds of loading
     llm = LLM(model, context_len=context, threads=threads, policy=policy, weights=weights, runner=runner, **kept)
+    warn_of_loss(model, policy)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     if json_output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -30,3 +31,11 @@ def policy_from_options(
     return CachePolicy(
         kv_format=kv, precise=precise, window=window, sinks=sinks, budget=budget, sparse_prefill=prefill == "sparse"
     )
+
+
+def warn_of_loss(model: str, policy: CachePolicy) -> None:
+    """On stderr, where a policy was chosen that loses much, or of which nobody knows what it loses."""
+    from heedful.cost.quality import quality_warning
+
+    if (warning := quality_warning(model, policy)) is not None:
+        print(f"heedful: {warning}", file=sys.stderr)

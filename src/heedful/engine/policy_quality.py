@@ -5,7 +5,7 @@
 
 The first half of the text is computed as a prompt is, the second token by token as an answer is, and each prediction
 there is compared over the whole vocabulary. Both run on the same runner with the same weights, so what is found is the
-policy's own doing.
+policy's own doing and the runner's noise, which is measured too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.resources import files
 import numpy as np
 import numpy.typing as npt
 
-from heedful.cache.policy import SPARSE_SINKS, SPARSE_WINDOW
+from heedful.cache.policy import PAGE_LEN, PRECISE_LEN, SPARSE_SINKS, SPARSE_WINDOW, STRIDE
 from heedful.cache.policy_text import policy_name
 from heedful.cost.quality import PassageLoss
 from heedful.engine.haystack import sentences
@@ -29,6 +29,9 @@ from heedful.text.tokenizer import Tokenizer
 
 EXACT = CachePolicy(kv_format="f32")
 """What policies are compared with."""
+CONTROL = CachePolicy(kv_format="f16")
+"""Changes the last bits only. Where a runner rounds activations to 8 bits, even that changes what is predicted, and by
+how much is the noise in every other figure."""
 FEWEST_TOKENS = 16
 
 
@@ -40,21 +43,22 @@ def measure_passage(
     text: str,
     progress: Progress = lambda positions: None,
 ) -> list[PassageLoss]:
-    """One a policy. `text`: what the ids are, in words. Progress comes to (policies + 1) × (len(ids) - 1) positions.
+    """One a policy. `text`: what the ids are, in words. Progress comes to (policies + 2) × (len(ids) - 1) positions.
 
     Raises BadParameter for a policy that the runner cannot carry out, CacheFull, BadLogits.
     """
     klds: list[npt.NDArray[np.float64]] = []
     losses, agreed = [], []
-    for logits, target in predictions(runner, ids, [EXACT, *policies], progress=progress):
+    for logits, target in predictions(runner, ids, [EXACT, CONTROL, *policies], progress=progress):
         logprobs = log_softmax(logits)
         klds.append(kld_from_first(logprobs))
         losses.append(-logprobs[:, target])
         best = logits.argmax(axis=-1)
         agreed.append(best[1:] == best[0])
     nll = np.array(losses)
-    columns = zip(np.array(klds).T, (nll[:, 1:] - nll[:, :1]).T, np.array(agreed).T, strict=True)
-    return [_summary(*column, text) for column in columns]
+    kld = np.array(klds).T
+    columns = zip(kld, (nll[:, 1:] - nll[:, :1]).T, np.array(agreed).T, strict=True)
+    return [_summary(*column, float(kld[0].mean()), text) for column in columns][1:]
 
 
 def predictions(
@@ -89,7 +93,11 @@ def kld_from_first(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 def _summary(
-    kld: npt.NDArray[np.float64], delta_nll: npt.NDArray[np.float64], agreed: npt.NDArray[np.bool_], text: str
+    kld: npt.NDArray[np.float64],
+    delta_nll: npt.NDArray[np.float64],
+    agreed: npt.NDArray[np.bool_],
+    noise_kld: float,
+    text: str,
 ) -> PassageLoss:
     """Of arrays (predictions,)."""
     return PassageLoss(
@@ -99,6 +107,7 @@ def _summary(
         max_kld=float(kld.max()),
         mean_delta_nll=float(delta_nll.mean()),
         agreement=float(agreed.mean()),
+        noise_kld=noise_kld,
         tokens=len(kld),
         text=text,
     )
@@ -116,7 +125,7 @@ def passage_ids(
 
     `text`: None takes the one that ships (two chapters of Alice's Adventures in Wonderland), after generated sentences
     where more tokens are wanted. `tokens`: None takes as many as it has, or as the policies need to show what they do,
-    within the context. Raises BadParameter where there are too few tokens for a policy to leave anything out.
+    within the context. Raises BadParameter where there are too few tokens for a policy to come into force.
     """
     own = text is not None
     ids = tokenizer.encode(text if text is not None else shipped_text())
@@ -134,10 +143,19 @@ def passage_ids(
 
 
 def acts_from(policy: CachePolicy) -> int:
-    """Tokens within which the policy leaves nothing out; number formats act from the first."""
+    """Tokens within which a part of the policy is not in force; number formats without precise pages are at once."""
     sparse = SPARSE_SINKS + SPARSE_WINDOW if policy.sparse_prefill else 0
     window = policy.window + policy.sinks if policy.window is not None else 0
-    return max(sparse, window, policy.budget or 0)
+    return max(sparse, window, policy.budget or 0, _first_conversion(policy))
+
+
+def _first_conversion(policy: CachePolicy) -> int:
+    """Where the first page becomes a 4-bit one, if pages are 8-bit at first."""
+    precise = PRECISE_LEN if policy.precise is None else policy.precise
+    if "q4" not in (policy.kv_format or "") or precise == 0:
+        return 0
+    first_and_newest = PAGE_LEN + -(-precise // PAGE_LEN) * PAGE_LEN
+    return -(-(first_and_newest + 1) // STRIDE) * STRIDE
 
 
 def shipped_text() -> str:
@@ -160,6 +178,6 @@ def _require_effect(tokens: int, policies: ListLike[CachePolicy]) -> None:
         if tokens <= (needed := acts_from(policy)):
             raise BadParameter(
                 "tokens",
-                f"{policy_name(policy)} leaves nothing out of {tokens:,} tokens",
-                f"Take more than {needed:,}, better three times as many.",
+                f"{policy_name(policy)} is not in force within {needed:,} tokens",
+                "Take more, better three times as many.",
             )
