@@ -86,4 +86,4 @@ def rotation_block(head_dim: int) -> int:
 
 def is_rotated(form: KVFormat, head_dim: int) -> bool:
     """Where it pays; docs/policies.md has what was measured."""
-    return rotation_block(head_dim) > 1 and "q4" in (form.keys, form.values)
+    return rotation_block(head_dim) > 1 and not {form.keys, form.values}.isdisjoint({"q8", "q4"})
