@@ -321,7 +321,9 @@ def test_a_stopped_regeneration_takes_the_place_as_far_as_it_came(keyboard: int,
 def test_a_regeneration_stopped_before_its_first_word_leaves_the_old_answer(keyboard: int) -> None:
     table = Table(ScriptedLLM([["old"], endless("new")], context_len=2048))
     question = "word " * 1600
-    table.type(question, lambda: press_ctrl_c_at_step(1, table.llm) or "/regenerate", keyboard=keyboard)
+    # under another system message all of the question is computed anew, in several steps
+    lines = "/system Be brief.", lambda: press_ctrl_c_at_step(1, table.llm) or "/regenerate"
+    table.type(question, *lines, keyboard=keyboard)
     assert table.said == [("user", question), ("assistant", "old")]
     assert not table.conversation.messages[1].cancelled
     assert table.conversation.ledger.requests == 2

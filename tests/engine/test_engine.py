@@ -249,7 +249,8 @@ def test_scheduling_is_pure_and_stays_within_its_budget() -> None:
 def test_logits_do_not_depend_on_stale_page_contents() -> None:
     """Pages are reused without being cleared; NaN in a slot that is not read must not reach the logits."""
     engine = tiny_engine("mistral_swa16")
-    expected, _ = answer(engine, [3] * 70, 10)
+    expected, _ = answer(tiny_engine("mistral_swa16"), [3] * 70, 10)
+    answer(engine, [4] * 70, 10)
     for arena in engine.runner.cache.arenas:
         for buffer in arena.buffers.values():
             buffer.fill(0xFF)  # NaN, read as floats
