@@ -131,9 +131,10 @@ class _ArenaRows:
         )
 
     def make_bounds(self, layer: int, page: int) -> None:
-        """Of a full page, from its keys as stored."""
-        keys, _ = self.read(layer, _slots_of_page(page))
-        self._bounds[layer][page] = reference.encode_bounds(keys)
+        """Of a full page, from its keys as stored; layers with a window have none."""
+        if self._bounds[layer].shape[-1]:
+            keys, _ = self.read(layer, _slots_of_page(page))
+            self._bounds[layer][page] = reference.encode_bounds(keys)
 
     def bounds(self, layer: int, pages: Rows) -> Tensor:
         return self._bounds[layer][pages]
@@ -186,9 +187,8 @@ class _SpanAttend:
         self._bias = causal_bias(
             span.start, span.end - span.start, span.first_key, count, span.window, device, sinks=self._sinks
         )
-        can_be_selected = config.windows[span.layers[0]] is None
-        filled = range(span.start // PAGE_LEN, span.end // PAGE_LEN) if can_be_selected else range(0)
-        self._filled = [span.pages[index - span.first_page] % ARENA_PAGES for index in filled]
+        filled = range(span.start // PAGE_LEN - span.first_page, span.end // PAGE_LEN - span.first_page)
+        self._filled = [span.pages[index] % ARENA_PAGES for index in filled]
         """Rows, in the arena of the new keys, of pages whose last slot this chunk stores."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None) -> Tensor:
