@@ -118,18 +118,17 @@ class Engine:
 
     def step(self) -> list[NewToken]:
         """Schedule, run, count, sample. Returns the tokens that this step produced, end-of-text ids left out."""
-        batch = self.scheduler.schedule()
+        began, cpu_began = perf_counter(), process_time()
+        self._energy.start()
+        batch = self.scheduler.schedule()  # which reads prefixes from disk
         if not batch.chunks:
             return []
-        began = perf_counter()
         for chunk in batch.chunks:
             meter = self._state[chunk.sequence].meter
             if meter.started is None:
                 meter.started = began
                 policy = self.runner.cache.policy(chunk.sequence.request.policy)
                 meter.count_prefix(chunk.sequence.prefix, self.runner.config, policy)
-        self._energy.start()
-        cpu_began = process_time()
         logits = self.runner.run(batch)
         self._count(batch, busy_core_seconds=process_time() - cpu_began)
         for chunk in batch.chunks:
