@@ -9,7 +9,12 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from heedful.cache.pages import PAGE_LEN, KVCache
+from heedful.cost.meter import Meter
+from heedful.cost.receipt import Receipt
+from heedful.engine.scheduler import TOKEN_BUDGET
+from heedful.models.config import ModelConfig
 from heedful.request import CachePolicy, Chunk, Request, Sequence
+from heedful.testing import plain_cache
 
 formats = st.sampled_from([None, "f32", "f16", "q8", "q4", "k=q8,v=q4", "k=q4,v=f16"])
 precise_counts = st.none() | st.integers(0, 300)
@@ -61,6 +66,27 @@ def mask(start: int, end: int, own: int | None, policy: CachePolicy, prompt: int
     if policy.sparse_prefill:
         return seen & ((q >= prompt - 100) | (k < 128) | (q - k < 1920))
     return seen
+
+
+LINEAR_BYTES, HEAD_BYTES = 1000, 100
+
+
+def config_of(windows: list[int | None], heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        family="llama", vocab_size=10, hidden_size=8, num_layers=len(windows), num_heads=heads, num_kv_heads=kv_heads,
+        head_dim=head_dim, intermediate_size=8, context_len=1 << 20, windows=tuple(windows), rope=None,
+    )  # fmt: skip
+
+
+def counted(config: ModelConfig, policy: CachePolicy, prompt: int, output: int) -> Receipt:
+    """The receipt of a request planned by a real cache, step by step as the engine does; 8-bit rows by default."""
+    cache = plain_cache(config.windows, config.num_kv_heads, config.head_dim, capacity_tokens=32768, default="q8")
+    sequence, rng = sequence_of(policy, prompt, output), np.random.default_rng(0)
+    meter = Meter(sequence)
+    for chunk in whole_request(cache, sequence, TOKEN_BUDGET):
+        choose(chunk, rng)
+        meter.count(chunk, config, weight_bytes=LINEAR_BYTES + HEAD_BYTES * (chunk.end >= prompt))
+    return meter.receipt("toy", config, cache.policy(policy))
 
 
 def choose(chunk: Chunk, rng: np.random.Generator) -> None:

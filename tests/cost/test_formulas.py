@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.cache.policy import PagePolicy, resolve
+from heedful.cache.policy import PagePolicy
 from heedful.cost.formulas import (
     KV_FORMATS,
     PLAIN,
@@ -25,14 +25,12 @@ from heedful.cost.formulas import (
     total,
     training_cost,
 )
-from heedful.cost.meter import Meter
-from heedful.cost.receipt import Receipt
+from heedful.cost.paper import page_policy
 from heedful.cost.steps import STEP_TOKENS
 from heedful.engine.scheduler import TOKEN_BUDGET
-from heedful.models.config import ModelConfig, config_from_hf
+from heedful.models.config import config_from_hf
 from heedful.request import CachePolicy, KVFormat
-from heedful.testing import plain_cache
-from policy_cases import choose, chosen, dense, mask, sequence_of, sparse, whole_request
+from policy_cases import HEAD_BYTES, LINEAR_BYTES, chosen, config_of, counted, dense, mask, sparse
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 32
 
@@ -44,7 +42,6 @@ page_policies = st.builds(
 
 
 def shape_of(layers: list[int | None], *, causal: bool = True) -> Shape:
-    """1000 and 100 weights."""
     return Shape(
         len(layers),
         HEADS,
@@ -52,8 +49,8 @@ def shape_of(layers: list[int | None], *, causal: bool = True) -> Shape:
         HEAD_DIM,
         tuple((window, 1) for window in layers),
         dense_layers=layers[:2].count(None),
-        linear_weights=1000,
-        head_weights=100,
+        linear_weights=LINEAR_BYTES,
+        head_weights=HEAD_BYTES,
         causal=causal,
     )
 
@@ -139,22 +136,6 @@ def test_training_counts_each_document_alone(
 # ---- the parts fit together ---------------------------------------------------------------------------------------
 
 
-def counted(layers: list[int | None], policy: CachePolicy, prompt: int, output: int) -> tuple[Receipt, PagePolicy]:
-    """The receipt of a request planned by a real cache, step by step as the engine does."""
-    cache = plain_cache(tuple(layers), KV_HEADS, HEAD_DIM, capacity_tokens=32768, default="q8")
-    config = ModelConfig(
-        family="llama", vocab_size=10, hidden_size=8, num_layers=len(layers), num_heads=HEADS,
-        num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, intermediate_size=8, context_len=2048, windows=tuple(layers),
-        rope=None,
-    )  # fmt: skip
-    sequence, rng = sequence_of(policy, prompt, output), np.random.default_rng(0)
-    meter = Meter(sequence)
-    for chunk in whole_request(cache, sequence, TOKEN_BUDGET):
-        choose(chunk, rng)
-        meter.count(chunk, config, weight_bytes=1000 + 100 * (chunk.end >= prompt))
-    return meter.receipt("toy", config, cache.policy(policy)), cache.policy(policy)
-
-
 wide_windows = st.lists(st.none() | st.integers(1, 3000), min_size=1, max_size=4)
 wide_windowed = st.builds(
     CachePolicy,
@@ -176,7 +157,8 @@ def test_paper_agrees_with_the_receipt_of_a_real_plan(
     output = data.draw(st.integers(1, 200) | st.integers(1, 2000))
     if policies is chosen:
         layers = [*layers, None, None, None]
-    receipt, resolved = counted(layers, policy, prompt, output)
+    config = config_of(layers, HEADS, KV_HEADS, HEAD_DIM)
+    receipt, resolved = counted(config, policy, prompt, output), page_policy(policy)
     cost = generation_cost(shape_of(layers), prompt, output, policy=resolved)
     assert (cost.visits, cost.dense_visits) == (receipt.visits.total, receipt.visits.dense)
     assert cost.saved == {"window": receipt.visits.saved.window, "pages": receipt.visits.saved.pages, "prefix": 0}
@@ -197,7 +179,7 @@ def test_paper_agrees_with_the_receipt_of_a_real_plan(
 def test_rows_of_chosen_pages_are_as_few_bytes_as_a_kernel_can_make_them() -> None:
     """21 pages, 8 of them read; main ones are 1 to 13. The kernel chooses two of these, and reads the newest four."""
     policy = CachePolicy("q4", budget=512)
-    _, resolved = counted([None] * 3, policy, 10, 1)
+    resolved = page_policy(policy)
     cost = decode_cost(shape_of([None] * 3), 20 * 64 + 10, policy=resolved)
     in_dense_layers = 2 * ((13 * 64) * 36 + (1290 - 13 * 64) * 72)
     in_the_last = 2 * 64 * 36 + (5 * 64 + 10) * 72
@@ -376,7 +358,7 @@ def test_a_window_as_wide_as_the_context_saves_nothing() -> None:
 def test_dense_is_the_total_and_all_savings_at_any_length(
     layers: list[int | None], policy: CachePolicy, tokens: int
 ) -> None:
-    shape, resolved = shape_of(layers), resolve(policy, PLAIN.main, tuple(KV_FORMATS), HEAD_DIM)
+    shape, resolved = shape_of(layers), page_policy(policy)
     costs: list[Cost] = [
         prefill_cost(shape, tokens, tokens // 2, resolved),
         decode_cost(shape, tokens, policy=resolved),

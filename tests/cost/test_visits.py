@@ -12,23 +12,15 @@ from hypothesis import strategies as st
 from heedful.cache.pages import ARENA_PAGES, PAGE_LEN, KVCache
 from heedful.cost import visits
 from heedful.cost.meter import Meter, key_and_value_bytes, split_evenly
-from heedful.models.config import ModelConfig
 from heedful.request import CachePolicy, Chunk, FormatRun, KeySpan, KVFormat
 from heedful.testing import plain_cache
-from policy_cases import choose, chosen, mask, own_windows, policies, run, sequence_of, whole_request
+from policy_cases import choose, chosen, config_of, mask, own_windows, policies, run, sequence_of, whole_request
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 32
 Q8 = KVFormat("q8", "q8")
 
 layer_windows = st.lists(own_windows, min_size=1, max_size=4)
 prompts = st.integers(1, 900) | st.integers(2000, 2600)
-
-
-def config_of(windows: list[int | None]) -> ModelConfig:
-    return ModelConfig(
-        family="llama", vocab_size=10, hidden_size=8, num_layers=len(windows), num_heads=HEADS, num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM, intermediate_size=8, context_len=2048, windows=tuple(windows), rope=None,
-    )  # fmt: skip
 
 
 def cache_of(windows: list[int | None], capacity_tokens: int = 16384) -> KVCache:
@@ -85,7 +77,7 @@ def by_name(rows: Counter[KVFormat]) -> Counter[str]:
 def test_the_meter_counts_what_masks_count(
     windows: list[int | None], policy: CachePolicy, prompt: int, output: int, step_len: int, seed: int
 ) -> None:
-    cache, config, rng = cache_of(windows), config_of(windows), np.random.default_rng(seed)
+    cache, config, rng = cache_of(windows), config_of(windows, HEADS, KV_HEADS, HEAD_DIM), np.random.default_rng(seed)
     sequence = sequence_of(policy, prompt, output)
     meter, brute, bytes_read = Meter(sequence), BruteForce(windows), 0
     for chunk in whole_request(cache, sequence, step_len):
@@ -128,11 +120,14 @@ def test_a_selection_by_hand() -> None:
     span = chunks[-1].spans[0]
     assert (span.start, len(chunks)) == (20 * 64 + 9, 2)
     assert visits.visits(span, 6) == 6 * (2 * 1290 + 3 * (7 * 64 + 10))
-    assert visits.rows_read(span, 2) == [(Q8, 2 * 2 * 1290), (Q8, 2 * 3 * (7 * 64 + 10))]
+    assert [(form.name, rows) for form, rows in visits.rows_read(span, 2)] == [
+        ("q8", 2 * 2 * 1290),
+        ("q8", 2 * 3 * (7 * 64 + 10)),
+    ]
     assert visits.bounds_read(span, 2) == 2 * 3 * (21 - 6)
     meter = Meter(sequence)
     for chunk in chunks:
-        meter.count(chunk, config_of(windows), weight_bytes=5)
+        meter.count(chunk, config_of(windows, HEADS, KV_HEADS, HEAD_DIM), weight_bytes=5)
     assert meter.saved_by_pages == 6 * 3 * (1290 - 458)
     assert meter.saved_by_window == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
+    from heedful.cost.explain import Explained
     from heedful.engine.llm import LLM, Completion, TextStream
 
 
@@ -62,6 +64,9 @@ def generate(
     receipt: Annotated[
         bool | None, typer.Option("--receipt/--no-receipt", help="Receipt line on stderr; default: when not piped.")
     ] = None,
+    explain_cost: Annotated[
+        bool, typer.Option("--explain-cost", help="Afterwards: what each cache policy would have cost here (stderr).")
+    ] = False,
 ) -> None:
     """Continue PROMPT, or answer it with --chat, and show what the answer cost."""
     conversation = _conversation(prompt, file, messages, chat, system)
@@ -88,12 +93,24 @@ def generate(
     warn_of_loss(model, policy)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
+    explained = _explain(llm, completion) if explain_cost else None
     if json_output:
-        print(json.dumps(_as_json(completion), ensure_ascii=False))
+        shown = _as_json(completion) | ({} if explained is None else {"explained": [asdict(row) for row in explained]})
+        print(json.dumps(shown, ensure_ascii=False))
     if completion.dropped_tokens:
         print(f"heedful: {completion.dropped_tokens:,} prompt tokens were cut to fit the context", file=sys.stderr)
     if receipt if receipt is not None else sys.stdout.isatty() and not json_output:
         print(completion.receipt.line(), file=sys.stderr)
+    if explained is not None and not json_output:
+        from heedful.cli.explain_cost import table
+
+        print(table(explained, completion.receipt.prompt_tokens + completion.receipt.output_tokens), file=sys.stderr)
+
+
+def _explain(llm: LLM, completion: Completion) -> list[Explained]:
+    from heedful.cost.explain import explain
+
+    return explain(llm.name, llm.config, llm.engine.runner.facts, completion.receipt)
 
 
 def _ask(llm: LLM, question: str | list[dict[str, Any]], truncate: bool, sampling: dict[str, Any]) -> TextStream:

@@ -75,6 +75,11 @@ class Setting:
     price_per_kwh: float | None = None
 
 
+def page_policy(policy: CachePolicy) -> PagePolicy:
+    """For a runner that has every format. Whether rows lie rotated makes no difference to counts."""
+    return resolve(policy, PLAIN.main, tuple(KV_ROW_BYTES), head_dim=1)
+
+
 @dataclass(frozen=True)
 class Case:
     """A question about a model under a policy, on a machine."""
@@ -86,8 +91,7 @@ class Case:
 
     @property
     def page_policy(self) -> PagePolicy:
-        """Whatever the runner; whether rows lie rotated makes no difference to counts."""
-        return resolve(self.policy, PLAIN.main, tuple(KV_ROW_BYTES), head_dim=1)
+        return page_policy(self.policy)
 
     @property
     def kv_format(self) -> str:
