@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from heedful.cost.quality import Measurement, NeedleScore, PassageLoss
 from heedful.cost.receipt import human
 from heedful.engine.haystack import sentences
 from heedful.engine.make_runner import make_runner
-from heedful.engine.needles import NeedleOutcome, ask, needle_cases, score
+from heedful.engine.needles import DEPTHS, FACTS, LENGTHS, NeedleOutcome, ask, needle_cases, score
 from heedful.engine.policy_quality import acts_from, log_softmax, measure_passage, passage_ids, predictions
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import TOKEN_BUDGET
@@ -63,9 +63,13 @@ POLICIES = (
     "kv=q4,budget=1024",
     "kv=q8,prefill=sparse",
 )
-CONTEXTS = (512, 2048, 7000)
+CONTEXTS = (64, 512, 2048, 4096, 7000)
+TABLE_CONTEXTS = (64, 2048, 7000)
+PLOTTED = ("kv=f16", "kv=q8", "kv=q4", "kv=q8,budget=1024")
 COUNTED_AT = 7000
 COUNTED_TOKENS = 64  # a selection costs more on some steps than on others
+LONGEST_TEXT = 8192
+AT_ONCE = 5  # policies that read the text in one run, with exact attention and the control
 STREAM_TOKENS, STREAM_PART = 30_000, 1_000
 STREAM = ("kv=q8,window=1024,sinks=4", "kv=q8,window=1024")
 
@@ -101,7 +105,7 @@ def main() -> None:
 
 
 def measure_quality(results: Results, model: str, args: argparse.Namespace) -> None:
-    """All policies that the shipped text is long enough for in one run, the others on longer ones each."""
+    """Policies that the shipped text is long enough for some at a time, the others on longer ones each."""
     missing = [
         name for name in args.policies if not is_exact(parse_policy(name)) and not results.of("quality", model, name)
     ]
@@ -109,10 +113,11 @@ def measure_quality(results: Results, model: str, args: argparse.Namespace) -> N
         return
     loaded = load(model)
     text_len = len(passage_ids(loaded.tokenizer, context_len=loaded.config.context_len, policies=[])[0])
-    groups = [[name for name in missing if 3 * acts_from(parse_policy(name)) <= text_len]]
-    groups += [[name] for name in missing if name not in groups[0]]
-    runner = _runner(loaded, args.runner, (len(missing) + 2) * loaded.config.context_len)
-    for group in filter(None, groups):
+    short = [name for name in missing if 3 * acts_from(parse_policy(name)) <= text_len]
+    groups = [short[i : i + AT_ONCE] for i in range(0, len(short), AT_ONCE)]
+    groups += [[name] for name in missing if name not in short]
+    runner = _runner(loaded, args.runner, (AT_ONCE + 2) * LONGEST_TEXT)
+    for group in groups:
         policies = [parse_policy(name) for name in group]
         ids, what = passage_ids(loaded.tokenizer, context_len=loaded.config.context_len, policies=policies)
         what = f"{what}, {args.runner} runner"
@@ -175,8 +180,19 @@ def measure_stream(results: Results, model: str, args: argparse.Namespace) -> No
     results.save()
 
 
-def count_decoding(config: ModelConfig, context: int, policy: CachePolicy) -> tuple[int, int, int]:
-    """Of one token, from the plans alone: (visits, bytes of KV and bounds read); and the bytes of KV rows held."""
+@dataclass(frozen=True)
+class Counts:
+    """Of a prompt and of one token decoded after it, from the plans alone."""
+
+    prompt_visits: int
+    token_visits: int
+    kv_read_bytes: int
+    """By the token, bounds of pages among them."""
+    kv_held_bytes: int
+    """Rows alone: without padding and bounds."""
+
+
+def count(config: ModelConfig, context: int, policy: CachePolicy) -> Counts:
     cache = plain_cache(
         config.windows, config.num_kv_heads, config.head_dim, capacity_tokens=2 * context, default="f32"
     )
@@ -190,7 +206,9 @@ def count_decoding(config: ModelConfig, context: int, policy: CachePolicy) -> tu
         kv_bytes = meter.count(chunk, config, 0)
         read += kv_bytes if sequence.cached_len >= context else 0
         sequence.cached_len = chunk.end
-    return meter.decode_visits // COUNTED_TOKENS, read // COUNTED_TOKENS, sequence.held_bytes
+    return Counts(
+        meter.prefill_visits, meter.decode_visits // COUNTED_TOKENS, read // COUNTED_TOKENS, sequence.held_bytes
+    )
 
 
 def _choose_evenly(selection: Selection, newest: int) -> None:
@@ -213,8 +231,19 @@ def write(results: Results) -> None:
         }
         drawn = svg(curves, across="position", up="mean NLL of 1,000 tokens")
         (ROOT / "docs" / "stream.svg").write_text(drawn, encoding="utf-8")
+    page = _between(page, "speed", _speed_plot(results, "smollm2"))
     path.write_text(page, encoding="utf-8")
     _write_shipped(results)
+
+
+def _speed_plot(results: Results, model: str) -> str:
+    """Draws docs/policy_speed.svg; the line that shows it, or nothing while a figure is missing."""
+    speeds = {name: results.of("speed", model, name) for name in PLOTTED}
+    if any(str(context) not in speed for speed in speeds.values() for context in CONTEXTS):
+        return ""
+    curves = {name: [(n, speed[str(n)]["decode_tok_s"]) for n in CONTEXTS] for name, speed in speeds.items()}
+    (ROOT / "docs" / "policy_speed.svg").write_text(svg(curves), encoding="utf-8")
+    return f"![Decode tokens/s of {model} against context under four policies](policy_speed.svg)"
 
 
 def _write_shipped(results: Results) -> None:
@@ -235,37 +264,56 @@ def _measurement(results: Results, model: str, name: str) -> Measurement | None:
 def _needles(results: Results, model: str, name: str) -> NeedleScore | None:
     """None until every case was asked, of exact attention too."""
     exact, found = (results.of("needles", model, which) for which in (EXACT, name))
-    if not found or len(found) != len(exact):
+    if min(len(exact), len(found)) < len(FACTS) * len(LENGTHS) * len(DEPTHS):
         return None
     return score(*([NeedleOutcome(**of[key]) for key in sorted(exact, key=int)] for of in (exact, found)))
 
 
 def _table(results: Results, model: str) -> str:
     config = load_config(resolve(model).path)
-    speeds = [f"tok/s at {context:,}" for context in CONTEXTS]
-    head = ("policy", "visits", "KV read", "KV held", *speeds, "mean KLD", "p50", "p99", "ΔNLL", "found", "chosen")
+    speeds = [f"tok/s at {context:,}" for context in TABLE_CONTEXTS]
+    head = (
+        "policy",
+        "prompt",
+        "visits",
+        "KV read",
+        "KV held",
+        *speeds,
+        "mean KLD",
+        "p50",
+        "p99",
+        "ΔNLL",
+        "found",
+        "chosen",
+    )
     rows = [head, ("---",) * len(head)]
     for name in POLICIES:
-        visits, read, held = count_decoding(config, COUNTED_AT, parse_policy(name))
+        counts = count(config, COUNTED_AT, parse_policy(name))
         speed = results.of("speed", model, name)
         rows.append(
             (
                 f"`{name}`",
-                f"{human(visits).strip()}",
-                f"{human(read)}B",
-                f"{human(held)}B",
-                *(f"{speed[str(n)]['decode_tok_s']:.0f}" if str(n) in speed else "–" for n in CONTEXTS),
+                human(counts.prompt_visits).strip(),
+                human(counts.token_visits).strip(),
+                f"{human(counts.kv_read_bytes)}B",
+                f"{human(counts.kv_held_bytes)}B",
+                *(f"{speed[str(n)]['decode_tok_s']:.0f}" if str(n) in speed else "–" for n in TABLE_CONTEXTS),
                 *_loss_cells(results.of("quality", model, name), name),
                 *_needle_cells(_needles(results, model, name)),
             )
         )
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    loss = next((found for name in POLICIES if (found := results.of("quality", model, name))), None)
-    return f"{table}\n\n{_note(loss)}" if loss else table
+    return f"{table}{_note(results, model)}"
 
 
-def _note(loss: dict[str, Any]) -> str:
-    return f"KLD and ΔNLL: {loss['text']}; {loss['noise_kld']:.5f} of a mean KLD is noise."
+def _note(results: Results, model: str) -> str:
+    """What the losses were measured on, text by text."""
+    by_text: dict[str, list[str]] = {}
+    for name in POLICIES:
+        if loss := results.of("quality", model, name):
+            text = f"{loss['text']} (noise: a mean KLD of {loss['noise_kld']:.5f})"
+            by_text.setdefault(text, []).append(f"`{name}`")
+    return "".join(f"\n\nKLD and ΔNLL of {', '.join(names)}: {text}." for text, names in by_text.items())
 
 
 def _loss_cells(loss: dict[str, Any], name: str) -> tuple[str, ...]:
