@@ -152,10 +152,10 @@ class CachePolicy:
         _check("precise", self.precise is None or self.precise >= 0, "must be 0 or more")
         _check("window", self.window is None or self.window >= 1, "must be at least 1")
         _check("sinks", self.sinks >= 0, "must be 0 or more")
-        _check("sinks", self.sinks == 0 or self.window is not None, "need a window")
+        _check("sinks", self.sinks == 0 or self.window is not None, "mean something only with a window")
         _check("budget", self.budget is None or self.budget >= 256, "must be at least 256 tokens")
-        _check("budget", self.budget is None or self.window is None, "and window exclude each other")
-        _check("prefill", not (self.sparse_prefill and self.window), "sparse and window exclude each other")
+        _check("budget", self.budget is None or self.window is None, "cannot be combined with a window")
+        _check("prefill", not (self.sparse_prefill and self.window), "sparse cannot be combined with a window")
 
 
 @dataclass(frozen=True)
