@@ -53,8 +53,8 @@ def test_what_is_read(text: str, policy: CachePolicy) -> None:
         ("budget=512,budget=1024", "'budget=1024' comes after another budget"),
         ("q8,kv=q4", "'kv=q4' comes after another kv"),
         ("window=0", "window: must be at least 1"),
-        ("sinks=4", "sinks: need a window"),
-        ("window=64,budget=512", "budget: and window exclude each other"),
+        ("sinks=4", "sinks: mean something only with a window"),
+        ("window=64,budget=512", "budget: cannot be combined with a window"),
     ],
 )
 def test_what_is_refused_names_its_part(text: str, said: str) -> None:
