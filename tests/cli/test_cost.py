@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,19 @@ def test_notes() -> None:
 
 def test_a_request_of_one_token_has_no_decode_column() -> None:
     assert run("smollm2 --prompt 10").splitlines()[2].split() == ["prefill", "total"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/cost.md"])
+def test_tables_in_the_docs_are_what_is_printed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    commands = re.findall(r"^(?:\$ )?heedful cost (.*)$", text, flags=re.MULTILINE)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    tables = [block for block in blocks if "token visits" in block.splitlines()[0]]
+    assert tables
+    printed = [[line.rstrip() for line in run(arguments).splitlines()] for arguments in commands]
+    for table in tables:
+        assert table.splitlines() in printed
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------
