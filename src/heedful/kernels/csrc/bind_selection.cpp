@@ -81,7 +81,8 @@ Out bound_pages(const std::vector<Bytes>& arenas, int kv_heads, Pages pages, Hea
 void choose_pages(Bounds bounds, int pages, int local_pages, Chosen chosen, const std::string& variant) {
     const Ops& ops = table_of(variant);
     const int num_pages = static_cast<int>(chosen.size()), candidates = pages - 2 - local_pages;
-    require(local_pages >= 0 && num_pages >= 2 + local_pages && num_pages <= pages, "2 + local_pages <= chosen <= pages");
+    require(local_pages >= 0 && num_pages >= 2 + local_pages && num_pages <= pages,
+            "2 + local_pages <= chosen <= pages");
     require(static_cast<int>(bounds.size()) == candidates, "bounds: one a page from the second to the local ones");
     std::vector<float> scores(bounds.data(), bounds.data() + candidates);
     std::vector<int32_t> keys(candidates);
@@ -96,9 +97,11 @@ void bind_selection(nb::module_& m) {
     m.def("store_bounds", &store_bounds, nb::arg("bounds"), nb::arg("kv_heads"), nb::arg("page"), nb::arg("kv_head"),
           nb::arg("keys"), nb::arg("variant"), "Store the bounds of 64 keys (64, D) in bounds (pages, bounds_bytes).");
     m.def("bound_pages", &bound_pages, nb::arg("arenas"), nb::arg("kv_heads"), nb::arg("page_list"), nb::arg("q"),
-          nb::arg("variant"), "(K, pages): the most that a query head of the group, of q (H, D), can find in each page.");
+          nb::arg("variant"),
+          "(K, pages): the most that a query head of the group, of q (H, D), can find in each page.");
     m.def("choose_pages", &choose_pages, nb::arg("bounds"), nb::arg("pages"), nb::arg("local_pages"), nb::arg("chosen"),
-          nb::arg("variant"), "Renew `chosen` (num_pages), in place, from the bounds of pages 1, 2, ... before the local ones.");
+          nb::arg("variant"),
+          "Renew `chosen` (num_pages), in place, from the bounds of pages 1, 2, ... before the local ones.");
 }
 
 }  // namespace heedful

@@ -74,7 +74,7 @@ public:
         decoder_.layers.at(layer).rope = rope;
     }
 
-    // keys, values: indices of KvNumber. bounds: (num_pages, bounds_bytes), or (num_pages, 0) where nothing is selected.
+    // keys, values: indices of KvNumber. bounds: (num_pages, bounds_bytes), (num_pages, 0) where nothing is selected.
     void set_pages(int layer, int arena, int keys, int values, const MutableBytes& pages, const MutableBytes& bounds) {
         require(pages.ndim() == 2, "pages are (num_pages, page_bytes)");
         require(bounds.ndim() == 2 && bounds.shape(0) == pages.shape(0), "bounds are (num_pages, bounds_bytes)");
@@ -135,20 +135,23 @@ private:
     void select(Span& span, int group, const int32_t* columns, const std::vector<Choices>& chosen) const {
         const Choices& choices = chosen.at(columns[4]);
         const int pages = span.start / kPageLen + 1;
-        require(choices.shape(0) == decoder_.layers.size() && static_cast<int>(choices.shape(1)) == decoder_.config.kv_heads &&
-                    static_cast<int>(choices.shape(2)) == columns[0], "chosen is not (layers, kv_heads, num_pages)");
+        const size_t kv_heads = decoder_.config.kv_heads, num_pages = columns[0];
+        require(choices.shape(0) == decoder_.layers.size() && choices.shape(1) == kv_heads && choices.shape(2) == num_pages,
+                "chosen is not (layers, kv_heads, num_pages)");
         require(columns[1] >= 0 && columns[0] >= 2 + columns[1] && columns[0] <= pages,
                 "num_pages is not in [2 + local_pages, pages]");
         require(span.end == span.start + 1 && span.window == 0 && span.sinks == 0 && span.first_page == 0,
                 "pages are selected for one query without window and sinks");
         span.selection = {columns[0], columns[1], columns[2], columns[3] != 0, choices.data()};
         for (const Span& other : spans_)
-            require(other.selection.num_pages == 0 || other.selection.dense_layers == columns[2], "dense_layers differ");
+            require(other.selection.num_pages == 0 || other.selection.dense_layers == columns[2],
+                    "dense_layers differ");
         for (size_t i = 0; i < choices.size() && !span.selection.renew; i++)
             require(choices.data()[i] >= 0 && choices.data()[i] < pages, "a chosen page is none of the sequence's");
         for (const Layer& layer : decoder_.layers)
             for (size_t arena = 0; arena < layer.arenas.size() && layer.group == group; arena++)
-                require(!layer.arenas[arena].base || layer.bounds[arena].base, "pages without bounds cannot be selected");
+                require(!layer.arenas[arena].base || layer.bounds[arena].base,
+                        "pages without bounds cannot be selected");
     }
 
     const float* keep(const Floats& values) {

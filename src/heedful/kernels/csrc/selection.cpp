@@ -1,8 +1,7 @@
 // Page selection (Quest, arXiv:2406.10774): bounds of a page's keys, what a query can at most find in a page, and which
 // pages promise most. Shapes as in ops.h; P: D rounded up to a multiple of 8, channels past D are zero.
 //
-// A page's bounds of one KV head: int8 [P channels][least, largest], then one float scale, then padding to a multiple of
-// 8 bytes. So both halves of max(q·hi, q·lo) are one product of pairs: a query's channel stands as [min(q, 0),
+// A page's bounds of one KV head: int8 [P channels][least, largest], then one float scale, then 4 bytes of padding. So both halves of max(q·hi, q·lo) are one product of pairs: a query's channel stands as [min(q, 0),
 // max(q, 0)], and lane by lane pairs are multiplied and summed as in attention over 8-bit keys.
 //
 // Queries are rounded to int16 with one step for the heads that share a KV head, so that the largest of their sums is
@@ -60,7 +59,7 @@ int32_t largest_sum(const int16_t* factors, const int8_t* bounds, int channels) 
     for (int c = 0; c < kPair * channels; c += kPair * kLanes) {
         const Shorts lanes = load_pairs(bounds + c);
         for (int r = 0; r < R; ++r)
-            sums[r] = add_pair_products(sums[r], load_pairs(factors + static_cast<size_t>(r) * kPair * channels + c), lanes);
+            sums[r] = add_pair_products(sums[r], load_pairs(factors + kPair * channels * r + c), lanes);
     }
     int32_t most = total(sums[0]);
     for (int r = 1; r < R; ++r) {
@@ -79,7 +78,7 @@ int32_t largest_sum(int rows, const int16_t* factors, const int8_t* bounds, int 
     }
     int32_t most = largest_sum<4>(factors, bounds, channels);
     if (rows > 4) {
-        const int32_t rest = largest_sum(rows - 4, factors + static_cast<size_t>(4) * kPair * channels, bounds, channels);
+        const int32_t rest = largest_sum(rows - 4, factors + 4 * kPair * channels, bounds, channels);
         most = rest > most ? rest : most;
     }
     return most;

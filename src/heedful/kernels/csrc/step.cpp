@@ -3,48 +3,20 @@
 // Per layer: norm and quantize | q, k, v | rotate and store | attention | out + residual | norm and quantize | gate, up and
 // activation | down + residual. A lone token's norms and quantizations are done by every thread for itself: on 2 cores that
 // is cheaper than a barrier. With more tokens they are split by token.
-// Where a span renews its choice of pages, two barriers more: after what each candidate promises, and after the choices.
-//
-// Attention work is cut into items (chunk, KV head, tile of queries), and where those are few (decoding a long context) also
-// by their parts (paging.h), whose results are merged in order. Neither changes a bit of the result.
+// Where a span renews its choice of pages there are two barriers more: after the bounds of the candidates, after the
+// choices.
 
 #include "step.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
-#include <utility>
+
+#include "plan.h"
 
 namespace heedful {
 namespace {
-
-constexpr int kQueryTile = 32;
-
-// 64-byte aligned memory that only grows; contents are lost when it does.
-template <typename T>
-class Buffer {
-public:
-    Buffer() = default;
-    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
-    ~Buffer() { std::free(data_); }
-    T* get() const { return data_; }
-    T* reserve(size_t count) {
-        if (count <= count_) return data_;
-        std::free(data_);
-        const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-        data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-        if (!data_) throw std::bad_alloc();
-        count_ = count;
-        return data_;
-    }
-
-private:
-    T* data_ = nullptr;
-    size_t count_ = 0;
-};
 
 // Inputs of matrix products for some tokens: normed floats and their quantized form.
 struct InputBuffers {
@@ -62,41 +34,6 @@ struct InputBuffers {
     }
 };
 
-// Queries [q0, q1) of one chunk for one KV head over parts [p0, p1) of their keys; result: where the partial results go
-// when parts are shared out, null when this item merges them itself.
-struct Item {
-    const Span* span;
-    int first_token, kv_head, q0, q1;
-    Parts parts;
-    int p0, p1;
-    float* result;
-};
-
-// Partial results of one query and head, to be merged into out of one token.
-struct MergeJob {
-    const float* parts;
-    size_t stride;
-    int count, token, head;
-    bool rotated;
-};
-
-// Tokens [begin, end) of a chunk whose positions share eight slots of a page: one thread stores them.
-struct SlotGroup {
-    int chunk, begin, end;
-};
-
-// A span whose query, of one token, chooses pages anew; bounds: where those of its candidates go, (K, candidates).
-struct Renewal {
-    const Span* span;
-    int token;
-    float* bounds;
-};
-
-struct GroupWork {
-    std::vector<Item> items;
-    std::vector<MergeJob> merges;  // empty when the items merge for themselves
-};
-
 bool is_quantized(const Product& product) {
     for (const Matrix& part : product.parts)
         if (part.format == Format::w4 || part.format == Format::w8) return true;
@@ -108,18 +45,6 @@ int panels_of(const Product& product) {
     for (const Matrix& part : product.parts) sum += part.panel_count();
     return sum;
 }
-
-// What one layer group does about page selection in a step.
-struct GroupSelection {
-    std::vector<int32_t> filled;  // pages whose bounds are to be stored
-    bool any = false;
-    int dense_layers = 0;         // the selecting spans' own
-    std::vector<Span> spans;      // as the layers from there on read them
-    GroupWork work;               // in those layers
-    std::vector<Renewal> renewals;
-    Buffer<float> parts, bounds;
-    bool covers(int layer) const { return any && layer >= dense_layers; }
-};
 
 struct SelectionScratch {
     Buffer<float> rows;       // keys of a page
@@ -321,8 +246,8 @@ private:
         for (int head = 0; head < c_.kv_heads && first < last; head++) {
             const float* q = w_.qkv.get() + static_cast<size_t>(renewal.token) * qkv_rows + head * group_ * c_.head_dim;
             const float step = ops_.prepare_bounds_query(q, group_, c_.head_dim, factors);
-            ops_.bound_pages(layer.bounds.data(), renewal.span->pages + 1 + first, last - first, head, group_, c_.head_dim,
-                             factors, step, renewal.bounds + static_cast<size_t>(head) * count + first);
+            ops_.bound_pages(layer.bounds.data(), renewal.span->pages + 1 + first, last - first, head, group_,
+                             c_.head_dim, factors, step, renewal.bounds + static_cast<size_t>(head) * count + first);
         }
     }
 
@@ -443,93 +368,6 @@ private:
 };
 
 namespace {
-
-// One group's attention as items that merge for themselves.
-void cut_queries(const Step& step, const Span* spans, int group, const DecoderConfig& c, std::vector<Item>& items) {
-    items.clear();
-    for (int chunk = 0; chunk < step.chunks; chunk++) {
-        const Span& span = spans[chunk * step.groups + group];
-        for (int q0 = span.start; q0 < span.end; q0 += kQueryTile) {
-            const int q1 = std::min(span.end, q0 + kQueryTile);
-            const Parts parts = parts_of(span, q0, q1);
-            for (int head = 0; head < c.kv_heads; head++)
-                items.push_back({&span, step.chunk_starts[chunk], head, q0, q1, parts, 0, parts.count(), nullptr});
-        }
-    }
-}
-
-// Cut one group's attention over `spans` (chunks, groups) into items; results lie in `results` where parts are shared out.
-void plan_group(const Step& step, const Span* spans, int group, const DecoderConfig& c, int threads, GroupWork& work,
-                Buffer<float>& results) {
-    work.merges.clear();
-    cut_queries(step, spans, group, c, work.items);
-    if (static_cast<int>(work.items.size()) >= 4 * threads) {
-        std::reverse(work.items.begin(), work.items.end());  // the longest first
-        return;
-    }
-    const std::vector<Item> whole = std::move(work.items);
-    const int share = c.heads / c.kv_heads;
-    const auto stride_of = [&](const Item& item) { return static_cast<size_t>(item.q1 - item.q0) * share * (c.head_dim + 2); };
-    size_t floats = 0;
-    for (const Item& item : whole) floats += stride_of(item) * item.p1;
-    float* next = results.reserve(floats);
-    work.items.clear();
-    for (const Item& item : whole) {
-        const size_t stride = stride_of(item);
-        for (int q = item.q0; q < item.q1; q++)
-            for (int g = 0; g < share; g++)
-                work.merges.push_back({next + (static_cast<size_t>(q - item.q0) * share + g) * (c.head_dim + 2), stride, item.p1,
-                                       item.first_token + q - item.span->start, item.kv_head * share + g, item.span->rotated});
-        for (int p = 0; p < item.p1; p++, next += stride) {
-            Item piece = item;
-            piece.p0 = p, piece.p1 = p + 1, piece.result = next;
-            work.items.push_back(piece);
-        }
-    }
-}
-
-// A group's filled pages, selecting spans and renewals.
-void plan_selection(const Step& step, int group, const DecoderConfig& c, int threads, GroupSelection& selection) {
-    selection.filled.clear();
-    selection.renewals.clear();
-    selection.any = false;
-    size_t floats = 0;
-    for (int chunk = 0; chunk < step.chunks; chunk++) {
-        const Span& span = step.spans[chunk * step.groups + group];
-        add_filled_pages(span, selection.filled);
-        if (span.selection.num_pages == 0) continue;
-        selection.any = true;
-        selection.dense_layers = span.selection.dense_layers;
-        if (!span.selection.renew) continue;
-        selection.renewals.push_back({&span, step.chunk_starts[chunk], nullptr});
-        floats += static_cast<size_t>(c.kv_heads) * candidates_of(span);
-    }
-    if (!selection.any) return;
-    float* next = selection.bounds.reserve(floats);
-    for (Renewal& renewal : selection.renewals) {
-        renewal.bounds = next;
-        next += static_cast<size_t>(c.kv_heads) * candidates_of(*renewal.span);
-    }
-    selection.spans.assign(step.spans, step.spans + static_cast<size_t>(step.chunks) * step.groups);
-    for (Span& span : selection.spans)
-        if (span.selection.num_pages > 0) span = span_of_chosen(span);
-    plan_group(step, selection.spans.data(), group, c, threads, selection.work, selection.parts);
-}
-
-// The chunks' tokens by eight slots.
-void cut_slots(const Step& step, std::vector<SlotGroup>& slots) {
-    constexpr int kShared = 8;
-    slots.clear();
-    for (int chunk = 0; chunk < step.chunks; chunk++) {
-        const int first = step.chunk_starts[chunk], last = step.chunk_starts[chunk + 1];
-        const int start = step.spans[chunk * step.groups].start;
-        for (int begin = first; begin < last;) {
-            const int end = std::min(last, begin + kShared - (start + begin - first) % kShared);
-            slots.push_back({chunk, begin, end});
-            begin = end;
-        }
-    }
-}
 
 // position(t): where token t stands.
 template <typename Position>
