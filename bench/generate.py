@@ -1,6 +1,6 @@
 """Prefill and decode speed against context, with what each case cost.
 
-    python bench/generate.py [MODEL] [--fill 64 512 2048 7000] [--decode 16] [--repeats 3] [--runner torch] [--kv f16]
+    python bench/generate.py [MODEL] [--fill 64 512 2048 7000] [--decode 16] [--repeats 3] [--runner torch] [--policy …]
 
 Decode = median over the repeats of --decode tokens each, after the context holds FILL tokens; greedy sampling is in it.
 A table, and a JSON line last. Run it in turn with a peer's bench in one session: the figures are for ratios.
@@ -18,15 +18,20 @@ from time import perf_counter
 from typing import Any
 
 from heedful import LLM, CachePolicy
-from heedful.engine.speed import measure_speed
+from heedful.cache.policy_text import parse_policy
+from heedful.engine.speed import SpeedCase, measure_speed
 
 
 def main() -> None:
     args = _arguments()
     began = perf_counter()
-    llm = LLM(args.model, threads=args.threads, runner=args.runner, policy=CachePolicy(kv_format=args.kv))
+    llm = LLM(args.model, threads=args.threads, runner=args.runner)
     load_seconds = perf_counter() - began
-    cases = [measure_speed(llm.engine, n, decode_tokens=args.decode, repeats=args.repeats) for n in args.fill]
+    cases = [
+        {"policy": spec, **asdict(_case(llm, context, parse_policy(spec) if spec else CachePolicy(), args))}
+        for context in args.fill
+        for spec in args.policy
+    ]
     result = {
         "engine": "heedful",
         "runner": type(llm.engine.runner).__name__,
@@ -35,10 +40,14 @@ def main() -> None:
         "load_seconds": round(load_seconds, 2),
         "start_to_first_token_seconds": None if args.no_start else _first_token_seconds(args.model, args.runner),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "cases": [asdict(case) for case in cases],
+        "cases": cases,
     }
     _print_table(result)
     print(json.dumps(result))
+
+
+def _case(llm: LLM, context: int, policy: CachePolicy, args: argparse.Namespace) -> SpeedCase:
+    return measure_speed(llm.engine, context, policy=policy, decode_tokens=args.decode, repeats=args.repeats)
 
 
 def _first_token_seconds(model: str, runner: str) -> float:
@@ -68,11 +77,12 @@ def _print_table(result: dict[str, Any]) -> None:
     print(f"{result['model']}, {result['runner']}, {result['threads']} threads, loaded in {result['load_seconds']} s")
     print(f"first token {result['start_to_first_token_seconds']} s after start", end=", ")
     print(f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB")
-    print("\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits")
+    print("\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits  policy")
     for case in result["cases"]:
         print(
             f"{case['context']:>8,} {case['prefill_tok_s']:>14,.1f} {case['decode_tok_s']:>13,.2f}"
             f" {case['kv_bytes_held'] / 1e6:>11,.1f} {case['kv_bytes_read'] / 1e9:>11,.2f} {case['visits']:>16,}"
+            f"  {case['policy'] or 'default'}"
         )
 
 
@@ -85,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--runner", default="auto", choices=["auto", "native", "torch"])
     parser.add_argument("--no-start", action="store_true", help="do not time whole processes")
-    parser.add_argument("--kv", help="q8 or f16; f32 with torch")
+    parser.add_argument("--policy", nargs="+", default=[""], help="specs as heedful eval policy reads them")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """heedful and its peers in turn in one run: prefill and decode tokens/s at several contexts, and the ratios.
 
-    python bench/versus_peers.py MODEL.gguf --llama PYTHON --ik PYTHON [--fill 64 512 2048 7000] [--kv q8] [--rounds 2]
+    python bench/versus_peers.py MODEL.gguf --llama PYTHON --ik PYTHON [--fill 64 512 2048 7000] [--policy kv=q8]
 
 PYTHON are interpreters with llama-cpp-python and ik-llama-cpp-python installed (each peer script says how). A round
 runs heedful, then each peer with flash attention on and off, per context. A figure is the median over the rounds; a
@@ -31,11 +31,12 @@ def main() -> None:
     rows = [_row(fill, runs, [name for name in ("llama", "ik") if getattr(args, name)]) for fill in args.fill]
     _print_table(rows)
     print(f"idle share of the processors before the run: {idle_before:.0%}")
-    print(json.dumps({"model": args.model, "kv": args.kv, "rounds": args.rounds, "rows": rows}))
+    print(json.dumps({"model": args.model, "policy": args.policy, "rounds": args.rounds, "rows": rows}))
 
 
 def _commands(args: argparse.Namespace, fill: int) -> dict[str, list[str]]:
-    own = [sys.executable, str(HERE / "generate.py"), args.model, "--fill", str(fill), "--kv", args.kv, "--no-start"]
+    own = [sys.executable, str(HERE / "generate.py"), args.model, "--fill", str(fill), "--no-start"]
+    own += ["--policy", args.policy]
     peers = {
         "llama": [args.llama, str(HERE / "peer_llama_cpp.py"), args.model, "--fill", str(fill)],
         "ik": [args.ik, str(HERE / "peer_ik_llama.py"), args.model, "--fill", str(fill)],
@@ -98,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--llama", help="interpreter that has llama-cpp-python")
     parser.add_argument("--ik", help="interpreter that has ik-llama-cpp-python")
     parser.add_argument("--fill", type=int, nargs="+", default=[64, 512, 2048, 7000])
-    parser.add_argument("--kv", default="q8")
+    parser.add_argument("--policy", default="kv=q8")
     parser.add_argument("--rounds", type=int, default=2)
     return parser.parse_args()
 
