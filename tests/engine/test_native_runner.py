@@ -38,7 +38,7 @@ if native.is_built():
 GOLDEN = Path(__file__).parent.parent / "golden"
 FAMILIES = sorted(folder.name for folder in (GOLDEN / "tiny_decoders").iterdir())
 # of logits that span 10 to 30, with the weights at full precision; random models magnify rounding
-KV_TOLERANCE = {"f16": 0.02, "q8": 0.4}
+KV_TOLERANCE = {"f32": 5e-4, "f16": 0.02, "q8": 0.4, "k=q8,v=f16": 0.4}
 
 needs_native = pytest.mark.skipif(not native.is_built(), reason="no compiler: the native kernels are not built")
 
@@ -81,7 +81,7 @@ def greedy(runner: Runner, prompts: list[list[int]], max_tokens: int, token_budg
 
 
 @needs_native
-@pytest.mark.parametrize("kv_format", ["f16", "q8"])
+@pytest.mark.parametrize("kv_format", KV_TOLERANCE)
 @pytest.mark.parametrize("variant", ["portable", ""])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_every_family(family: str, variant: str, kv_format: str) -> None:

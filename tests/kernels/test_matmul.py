@@ -94,6 +94,16 @@ def largest(weights: Array) -> Array:
     return per_block(np.abs(weights), np.max)
 
 
+@pytest.mark.parametrize("ggml_type", [*FLOAT_TYPES, *HALF_FIELDS], ids=lambda t: t.name)
+def test_rows_as_floats(ggml_type: Ggml) -> None:
+    """Up to one rounding, which types with minima have between product and sum."""
+    stored = random_stored(ggml_type, 5, 768)
+    right = meaning(ggml_type, stored)
+    np.testing.assert_allclose(native.unpack(ggml_type, stored, 768), right, rtol=1e-6, atol=1e-6 * np.abs(right).max())
+    with pytest.raises(ValueError, match="bytes a row"):
+        native.unpack(ggml_type, stored, 512)
+
+
 # Packing
 
 

@@ -99,7 +99,7 @@ class NativeRunner:
 
     def _embedded(self, token_ids: list[int], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """(T, hidden)."""
-        embedded = dequantize(self._embed.format_name, self._embed.blocks[token_ids])
+        embedded = _floats(self._embed, token_ids)
         if self.config.embedding_scale != 1.0:
             embedded *= np.float32(self.config.embedding_scale)
         if self._position_embed is not None:
@@ -203,6 +203,15 @@ def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
     """How the native kernels lay out a page; its bytes belong to pages.cpp and selection.cpp."""
     kernels, shape = native.module(), (kv_heads, head_dim, "portable")
     return PageLayout(kernels.page_bytes(form.keys, form.values, *shape), kernels.bounds_bytes(*shape))
+
+
+def _floats(tensor: StoredTensor, rows: list[int]) -> npt.NDArray[np.float32]:
+    """Rows of a matrix, (rows, columns): natively where the format is one of ggml's, in a fraction of numpy's time."""
+    stored, ggml_type, kernels = tensor.blocks[rows], tensor.format.ggml_type, native.module()
+    if ggml_type is None or kernels.packed_format(ggml_type) is None:
+        return dequantize(tensor.format_name, stored)
+    floats: npt.NDArray[np.float32] = kernels.unpack(ggml_type, stored, tensor.shape[1])
+    return floats
 
 
 def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:

@@ -6,7 +6,7 @@
 //   q8        the query is rounded to int16 with one scale a row, the softmax weights times the values' scales to int16
 //             with one scale a row and page; products and sums of a page are exact in int32
 //   q4        the query is rounded to int8 with one scale a block of 32 channels; the weights times the values' scales
-//             of a block to int16 with one scale a row, page and block; sums are exact within a block
+//             of a block to int16 with one scale a row, page and block; sums are exact in int32 within these
 // A row (one query of one head) goes through a run's pages in order with its own maximum, sum and accumulators. Nothing
 // of a row depends on the rows beside it: integer sums have no order, float sums run along channels or tokens, and what
 // a row may not see joins them as an exact zero.
@@ -180,6 +180,7 @@ struct PageTile {
     alignas(32) float scores[kRowTile][kPageLen];  // in powers of two
     alignas(32) float maxima[kLanes];              // by row, as the rest
     alignas(32) float before[kLanes];              // factor of the sums so far
+    alignas(32) float heaviest[kLanes];            // largest weight of the page
     alignas(32) float steps[kLanes];               // value of 1 in the factors of the values
     Slots slots[kRowTile];
     int rows;
@@ -215,59 +216,93 @@ inline void exponentiate(float* scores, float maximum, float before, float* sums
 
 // Per row: the new maximum, the factor of what came before, the weights and their sum.
 void weigh(Rows& rows, int r0, float softcap, PageTile& tile) {
-    alignas(32) float old[kLanes] = {};
+    alignas(32) float old[kLanes] = {}, most[kLanes] = {};
     for (int r = 0; r < tile.rows; ++r) {
-        const float most = finish_scores(tile.scores[r], tile.slots[r], softcap);
+        most[r] = finish_scores(tile.scores[r], tile.slots[r], softcap);
         old[r] = rows.maxima[r0 + r];
-        tile.maxima[r] = most > old[r] ? most : old[r];
+        tile.maxima[r] = most[r] > old[r] ? most[r] : old[r];
         rows.maxima[r0 + r] = tile.maxima[r];
     }
     for (int r = tile.rows; r < kLanes; ++r) tile.maxima[r] = 0;
     store(tile.before, exp2_of(sub(load(old), load(tile.maxima))));
+    store(tile.heaviest, exp2_of(sub(load(most), load(tile.maxima))));
     for (int r = 0; r < tile.rows; ++r)
         exponentiate(tile.scores[r], tile.maxima[r], tile.before[r], rows.sums + static_cast<size_t>(r0 + r) * kLanes);
 }
 
 // ---- weights as factors of the values -----------------------------------------------------------------------------
 
-inline Floats as_floats(const float* scales) { return load(scales); }
-inline Floats as_floats(const uint16_t* scales) { return load_halves(scales); }
-
-// products = weights times the values' scales; returns the largest magnitude of a product.
-template <class Scale>
-inline float scale_weights(const float* weights, Slots slots, const Scale* value_scales, float* products) {
+// weights *= the values' scales; returns the largest product.
+inline float scale_weights(float* weights, Slots slots, const float* value_scales) {
     Floats most = splat(0.0f);
     for (int i = 0; i < kPageLanes; ++i) {
-        Floats product = mul(load(weights + i * kLanes), as_floats(value_scales + i * kLanes));
+        Floats product = mul(load(weights + i * kLanes), load(value_scales + i * kLanes));
         if (!slots.all()) product = slots_of(product, slots, i, 0.0f);  // an unused slot's scale may be anything
-        store(products + i * kLanes, product);
-        most = max(most, abs(product));
+        store(weights + i * kLanes, product);
+        most = max(most, product);
     }
     return largest(most);
 }
 
-// Factors of integer values, one row of 64 after another.
-struct IntegerFactors {
-    alignas(32) int16_t rows[kRowTile * kPageLen];
-    alignas(32) float products[kRowTile][kPageLen];
-};
+// What int16 factors are worth is in tile.steps; 1 / step, or 0 where it is so small that its values are zero beside
+// any others and the reciprocal could overflow.
+inline void invert_steps(const PageTile& tile, float* inverses) {
+    constexpr float kLeast = 1e-30f;
+    store(inverses, where_at_least(load(tile.steps), kLeast, div(splat(1.0f), load(tile.steps))));
+}
 
-// Weights times scales, rounded to int16; sets the tile's steps.
-template <class Scale>
-inline void share_out(PageTile& tile, const Scale* value_scales, IntegerFactors& factors) {
-    constexpr float kLeast = 1e-30f;  // below it the reciprocal overflows; such values are zero beside any others
+// q8: one row of 64 factors after another. Weights become products in place.
+inline void share_out(PageTile& tile, const float* value_scales, int16_t* factors) {
     alignas(32) float most[kLanes] = {};
-    for (int r = 0; r < tile.rows; ++r)
-        most[r] = scale_weights(tile.scores[r], tile.slots[r], value_scales, factors.products[r]);
+    for (int r = 0; r < tile.rows; ++r) most[r] = scale_weights(tile.scores[r], tile.slots[r], value_scales);
     store(tile.steps, mul(load(most), splat(1 / 32767.0f)));
     alignas(32) float inverses[kLanes];
-    store(inverses, where_at_least(load(tile.steps), kLeast, div(splat(1.0f), load(tile.steps))));
+    invert_steps(tile, inverses);
     for (int r = 0; r < tile.rows; ++r) {
         const Floats inverse = splat(inverses[r]);
-        const float* products = factors.products[r];
+        const float* products = tile.scores[r];
         for (int i = 0; i < kPageLen; i += 2 * kLanes)
-            store_pairs(factors.rows + r * kPageLen + i,
+            store_pairs(factors + r * kPageLen + i,
                         round_to_shorts(mul(load(products + i), inverse), mul(load(products + i + kLanes), inverse)));
+    }
+}
+
+inline float largest_scale(const float* scales, Slots slots) {
+    Floats most = splat(0.0f);
+    for (int i = 0; i < kPageLanes; ++i) {
+        const Floats magnitude = abs(load(scales + i * kLanes));
+        most = max(most, slots.all() ? magnitude : slots_of(magnitude, slots, i, 0.0f));
+    }
+    return largest(most);
+}
+
+inline Floats scaled_weights(const float* weights, const float* scales, Slots slots, int i) {
+    const Floats product = mul(load(weights + i * kLanes), load(scales + i * kLanes));
+    return slots.all() ? product : slots_of(product, slots, i, 0.0f);
+}
+
+// q4, one block of channels: a step that bounds the products, heaviest weight times largest scale, saves a pass over
+// them for each block. starts: -8 times the sum of a row's factors. Weights stay.
+inline void share_out_block(PageTile& tile, const float* scales, int16_t* factors, int32_t* starts) {
+    alignas(32) float bounds[kLanes] = {};
+    for (int r = 0; r < tile.rows; ++r) {
+        const bool same = r > 0 && tile.slots[r].begin == tile.slots[r - 1].begin && tile.slots[r].end == tile.slots[r - 1].end;
+        bounds[r] = same ? bounds[r - 1] : largest_scale(scales, tile.slots[r]);
+    }
+    store(tile.steps, mul(mul(load(bounds), load(tile.heaviest)), splat(1 / 32767.0f)));
+    alignas(32) float inverses[kLanes];
+    invert_steps(tile, inverses);
+    for (int r = 0; r < tile.rows; ++r) {
+        const Floats inverse = splat(inverses[r]);
+        Ints sum = no_ints();
+        for (int i = 0; i < kPageLanes; i += 2) {
+            const Floats low = scaled_weights(tile.scores[r], scales, tile.slots[r], i);
+            const Floats high = scaled_weights(tile.scores[r], scales, tile.slots[r], i + 1);
+            const Shorts rounded = round_to_shorts(mul(low, inverse), mul(high, inverse));
+            store_pairs(factors + r * kPageLen + i * kLanes, rounded);
+            sum = add_pair_products(sum, rounded, splat_short(1));
+        }
+        starts[r] = -8 * total(sum);
     }
 }
 
@@ -363,21 +398,18 @@ void add_values_as(const typename Format::Factor* factors, const Rows& rows, int
 
 void add_nibble_values(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
     const int channels = rows.channels;
-    const auto* scales = reinterpret_cast<const uint16_t*>(page.values + kPageLen * channels / 2);
-    IntegerFactors factors;
+    const auto* halves = reinterpret_cast<const uint16_t*>(page.values + kPageLen * channels / 2);
+    alignas(32) int16_t factors[kRowTile * kPageLen];
     for (int b = 0; b < rows.blocks; ++b) {
-        share_out(tile, scales + b * kPageLen, factors);
+        alignas(32) float scales[kPageLen];
+        for (int i = 0; i < kPageLen; i += kLanes) store(scales + i, load_halves(halves + b * kPageLen + i));
         int32_t starts[kRowTile];
-        for (int r = 0; r < tile.rows; ++r) {
-            int32_t sum = 0;
-            for (int t = 0; t < kPageLen; ++t) sum += factors.rows[r * kPageLen + t];
-            starts[r] = -8 * sum;
-        }
+        share_out_block(tile, scales, factors, starts);
         const int left = channels - b * kBlock;
         const size_t at = sizeof(uint32_t) * b * kBlock;
         const NibbleValues values{page.values + at, sizeof(uint32_t) * channels, (left < kBlock ? left : kBlock) / kLanes,
                                   seen.begin / kLanes, (seen.end + kLanes - 1) / kLanes, page.values_ahead + at};
-        multiply_nibble_values(tile.rows, factors.rows, starts, values, AddToSums{rows, tile, r0, b * kBlock / kLanes});
+        multiply_nibble_values(tile.rows, factors, starts, values, AddToSums{rows, tile, r0, b * kBlock / kLanes});
     }
 }
 
@@ -388,9 +420,9 @@ void add_float_values(const Rows& rows, int r0, const PageView& page, Slots seen
 }
 
 void add_byte_values(const Rows& rows, int r0, const PageView& page, Slots seen, PageTile& tile) {
-    IntegerFactors factors;
+    alignas(32) int16_t factors[kRowTile * kPageLen];
     share_out(tile, reinterpret_cast<const float*>(page.values + kPageLen * rows.channels), factors);
-    add_values_as<Q8>(factors.rows, rows, r0, page, seen, tile);
+    add_values_as<Q8>(factors, rows, r0, page, seen, tile);
 }
 
 // Rows [r0, r0 + count), at most kRowTile of them, over one page.
@@ -409,17 +441,18 @@ void attend_row_tile(const Work& work, Rows& rows, int r0, int count, int positi
     }
 }
 
-// The scales that lie behind q8 elements; the products prefetch everything else.
-void prefetch_scales(KvNumber number, int channels, const uint8_t* side) {
-    if (number != KvNumber::q8) return;
-    for (size_t at = 0; at < kPageLen * sizeof(float); at += 64) prefetch(side + kPageLen * channels + at);
+// The scales that lie behind the elements of a side; the products prefetch everything else.
+void prefetch_scales(size_t elements, size_t bytes, const uint8_t* side) {
+    for (size_t at = elements; at < bytes; at += 64) prefetch(side + at);
 }
 
 // Rows [r0, r1) over the run's page `index`, at `position`.
 void attend_page(const Work& work, Rows& rows, int r0, int r1, int index, int position) {
     const PageView page = view(work, index);
-    prefetch_scales(page.format.keys, rows.channels, page.keys_ahead);
-    prefetch_scales(page.format.values, rows.channels, page.values_ahead);
+    const auto [keys, values] = page.format;
+    const int dim = work.shape.head_dim;
+    if (keys == KvNumber::q8) prefetch_scales(element_bytes(keys, dim), key_side_bytes(keys, dim), page.keys_ahead);
+    prefetch_scales(element_bytes(values, dim), value_side_bytes(values, dim), page.values_ahead);
     for (int r = r0; r < r1; r += kRowTile)
         attend_row_tile(work, rows, r, r1 - r < kRowTile ? r1 - r : kRowTile, position, page);
 }

@@ -130,6 +130,17 @@ Numpy<uint8_t> pack_array(int ggml_type, Bytes2 stored, int cols, std::optional<
     return numpy_of(packed, {bytes});
 }
 
+Numpy<float> unpack_array(int ggml_type, Bytes2 stored, int cols) {
+    check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be unpacked");
+    check(cols > 0 && cols % stored_block_len(ggml_type) == 0, "cols is not whole blocks");
+    check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
+    const size_t rows = stored.shape(0), columns = cols;
+    float* out = allocate_array<float>(rows * columns);
+    for (size_t r = 0; r < rows; r++)
+        unpack_row(ggml_type, stored.data() + r * stored.shape(1), cols, out + r * columns);
+    return numpy_of(out, {rows, columns});
+}
+
 Matrix matrix_of(const Bytes1& packed, const std::string& format, int rows, int cols) {
     const Format parsed = format_named(format);
     check(rows >= 0 && cols > 0, "rows and cols must be positive");
@@ -308,6 +319,8 @@ void bind_matmul(nb::module_& m) {
     m.def("variants", &variant_names, "The variants that this processor can run.");
     m.def("pack", &pack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"), nb::arg("format") = nb::none(),
           nb::arg("threads") = 1, "Stored rows, uint8 (rows, row_bytes), as panels (bytes).");
+    m.def("unpack", &unpack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"),
+          "Stored rows, uint8 (rows, row_bytes), as floats (rows, cols).");
     m.def("quantize_activations", &quantize_array, nb::arg("x"), nb::arg("variant"),
           "x (T, C) as codes int8 (T, C), scales (T, C / 32), scale * sum of codes (T, C / 32).");
     m.def("matmul", &matmul_array, nb::arg("packed"), nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("x"),

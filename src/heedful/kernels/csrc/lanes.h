@@ -111,6 +111,7 @@ inline Ints add_pair_products(Ints sums, Shorts a, Shorts b) {
 }
 
 inline Ints splat_int(int32_t x) { return _mm256_set1_epi32(x); }
+inline Shorts splat_short(int16_t x) { return _mm256_set1_epi16(x); }
 inline Ints load_ints(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 // Nibbles I and I + 4 of each lane, as a pair.
@@ -286,6 +287,11 @@ inline Ints add_pair_products(Ints sums, Shorts a, Shorts b) {
     return sums;
 }
 
+inline Shorts splat_short(int16_t x) {
+    Shorts out;
+    for (int i = 0; i < 2 * kLanes; ++i) out.v[i] = x;
+    return out;
+}
 inline Ints splat_int(int32_t x) {
     Ints out;
     for (int i = 0; i < kLanes; ++i) out.v[i] = x;

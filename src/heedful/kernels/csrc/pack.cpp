@@ -365,4 +365,9 @@ void pack(int ggml_type, const uint8_t* stored, Format format, int rows, int col
     }
 }
 
+void unpack_row(int ggml_type, const uint8_t* stored, int cols, float* out) {
+    const StoredType& type = type_of(ggml_type);
+    for (int c = 0; c < cols; c += kBlock) read_floats(type, stored, c / kBlock, std::min(kBlock, cols - c), out + c);
+}
+
 }  // namespace heedful

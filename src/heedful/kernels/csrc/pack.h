@@ -34,4 +34,7 @@ Format packed_format(int ggml_type);
 // cols to be a multiple of 32.
 void pack(int ggml_type, const uint8_t* stored, Format format, int rows, int cols, int p0, int p1, uint8_t* panels);
 
+// One stored row of `cols` columns as floats.
+void unpack_row(int ggml_type, const uint8_t* stored, int cols, float* out);
+
 }  // namespace heedful

@@ -139,6 +139,7 @@ inline void multiply_nibble_keys(const NibbleFactors& rows, int blocks, const ui
 template <class Finish>
 inline void multiply_nibble_keys(int count, const NibbleFactors& rows, int blocks, const uint8_t* keys, int first,
                                  int end, const uint8_t* ahead, Finish&& finish) {
+#if HEEDFUL_AVX2
     switch (count) {
         case 1: return multiply_nibble_keys<1>(rows, blocks, keys, first, end, ahead, finish);
         case 2: return multiply_nibble_keys<2>(rows, blocks, keys, first, end, ahead, finish);
@@ -147,6 +148,13 @@ inline void multiply_nibble_keys(int count, const NibbleFactors& rows, int block
         case 5: return multiply_nibble_keys<5>(rows, blocks, keys, first, end, ahead, finish);
         default: return multiply_nibble_keys<kRowTile>(rows, blocks, keys, first, end, ahead, finish);
     }
+#else  // plain loops gain nothing from rows that share nibbles, and take long to compile
+    for (int r = 0; r < count; ++r) {
+        const NibbleFactors row{rows.codes + r * blocks * kBlock, rows.scales + r * blocks, rows.starts + r * blocks};
+        const auto finish_row = [&](int, int g, Floats sums) { finish(r, g, sums); };
+        multiply_nibble_keys<1>(row, blocks, keys, first, end, ahead, finish_row);
+    }
+#endif
 }
 
 // Words of eight tokens for the channels of a block: groups [first, end), `step` bytes apart; channels in `vectors`.
@@ -202,6 +210,7 @@ inline void multiply_nibble_values(const int16_t* factors, const int32_t* starts
 template <class Finish>
 inline void multiply_nibble_values(int rows, const int16_t* factors, const int32_t* starts, const NibbleValues& b,
                                    Finish&& finish) {
+#if HEEDFUL_AVX2
     switch (rows) {
         case 1: return multiply_nibble_values<1>(factors, starts, b, finish);
         case 2: return multiply_nibble_values<2>(factors, starts, b, finish);
@@ -210,6 +219,12 @@ inline void multiply_nibble_values(int rows, const int16_t* factors, const int32
         case 5: return multiply_nibble_values<5>(factors, starts, b, finish);
         default: return multiply_nibble_values<kRowTile>(factors, starts, b, finish);
     }
+#else
+    for (int r = 0; r < rows; ++r) {
+        const auto finish_row = [&](int, int v, Floats sums) { finish(r, v, sums); };
+        multiply_nibble_values<1>(factors + r * kPageLen, starts + r, b, finish_row);
+    }
+#endif
 }
 
 }  // namespace
