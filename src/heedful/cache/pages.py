@@ -44,6 +44,8 @@ from heedful.request import (
 
 FREED = -1
 """In a page table: the page lay behind the window and was given back."""
+EVICTED_PART = 64
+"""When resting pages make room, one part in so many of the memory becomes free at once."""
 ARENA_PAGES = 1 << 20
 """A page is arena · ARENA_PAGES + its row in the arena's buffers."""
 
@@ -330,13 +332,19 @@ class KVCache:
         self._add_user(sequence, arena, page)
 
     def _make_room(self, page_bytes: int) -> None:
-        while self.taken_bytes + self.resting_bytes + page_bytes > self.budget_bytes:
-            page = self.registered.evict()
-            if page is None:
-                raise self._full()
+        """Where there are many, some at once: those that come from the end of a prefix are then taken in order."""
+        if self._fits(page_bytes):
+            return
+        wanted = page_bytes * (1 + self.budget_bytes // EVICTED_PART // page_bytes)
+        while not self._fits(wanted) and (page := self.registered.evict()) is not None:
             arena = self.arenas[page // ARENA_PAGES]
             self.resting_bytes -= arena.page_bytes
             arena.give_back(page)
+        if not self._fits(page_bytes):
+            raise self._full()
+
+    def _fits(self, more_bytes: int) -> bool:
+        return self.taken_bytes + self.resting_bytes + more_bytes <= self.budget_bytes
 
     def _full(self) -> CacheFull:
         return CacheFull(f"all {self.budget_bytes / 1e6:,.3g} MB of the KV cache are taken", "Use a shorter context.")
