@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from heedful.cost.energy import Machine
-from heedful.cost.formulas import PLAIN, Shape, decode_cost, encoder_cost, prefill_cost
+from heedful.cost.formulas import PLAIN, Cost, Shape, decode_cost, encoder_cost, generation_cost
 from heedful.cost.paper import Case, Question, Setting, cheaper, dram_bytes, duration, estimate, percent, report
 from heedful.cost.shapes import KNOWN
 from heedful.request import CachePolicy, KVFormat
@@ -93,12 +93,15 @@ def test_price() -> None:
 
 def test_the_answer_of_each_kind() -> None:
     encoder = KNOWN["minilm"].shape()
-    assert Question("decode", 50).answer(LARGE, PLAIN) == decode_cost(LARGE, 50)
-    assert Question("request", 50).answer(LARGE, PLAIN).visits == prefill_cost(LARGE, 50).visits
-    cached = Question("request", 50, cached=32).answer(LARGE, PLAIN)
-    assert cached.visits == 64 * 80 * sum(range(33, 51))
-    assert Question("encoder", 50).answer(encoder, PLAIN) == encoder_cost(encoder, 50)
-    assert Question("training", 50, documents=3).answer(LARGE, PLAIN).tokens == 150
+
+    def answer(question: Question, shape: Shape) -> Cost:
+        return Case(question, shape, CachePolicy(), SETTING).answer()
+
+    assert answer(Question("decode", 50), LARGE) == decode_cost(LARGE, 50)
+    assert answer(Question("request", 50, output=3), LARGE) == generation_cost(LARGE, 50, 3)
+    assert answer(Question("request", 50, cached=32), LARGE).visits == 64 * 80 * sum(range(33, 51))
+    assert answer(Question("encoder", 50), encoder) == encoder_cost(encoder, 50)
+    assert answer(Question("training", 50, documents=3), LARGE).tokens == 150
     assert Question("training", 50, documents=3).paid_tokens == 150
     assert Question("request", 50, output=7).paid_tokens == 7
 

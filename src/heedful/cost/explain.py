@@ -69,8 +69,8 @@ def _tokens_computed(receipt: Receipt, config: ModelConfig) -> int:
 def _explained(
     name: str, question: Question, shape: Shape, policy: CachePolicy, facts: RunnerFacts, model: str
 ) -> Explained:
-    pages = page_policy(policy)
-    cost = question.answer(shape, pages)
+    parts = question.parts(shape, page_policy(policy))
+    cost = question.answer(parts)
     assert cost.kv_bytes_read is not None, shape
     assert cost.kv_bytes_held is not None, shape
     return Explained(
@@ -79,7 +79,7 @@ def _explained(
         dense_visits=cost.dense_visits,
         kv_bytes_read=cost.kv_bytes_read,
         kv_bytes_held=cost.kv_bytes_held,
-        seconds=sum(_seconds(part, facts) for part in question.parts(shape, pages).values()),
+        seconds=sum(_seconds(part, facts) for part in parts.values()),
         quality=measured_quality(model, policy),
         changes_nothing=False,
     )

@@ -204,7 +204,7 @@ def policy_in_words(policy: PagePolicy, windows: tuple[int | None, ...]) -> dict
         words["rotated"] = True
     if policy.is_mixed:
         words["precise"] = {"kv": policy.precise.name, "newest": policy.precise_len, "first": PAGE_LEN}
-    if policy.sinks:
+    if any(map(policy.sinks_of, windows)):
         words["sinks"] = policy.sinks
     if policy.budget_pages is not None:
         words["budget"] = policy.budget_pages * PAGE_LEN

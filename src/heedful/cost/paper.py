@@ -18,8 +18,8 @@ from heedful.cost.formulas import (
     Shape,
     decode_cost,
     encoder_cost,
-    generation_cost,
     prefill_cost,
+    total,
     training_cost,
 )
 from heedful.cost.receipt import human
@@ -53,11 +53,9 @@ class Question:
             case "training":
                 return {"training": training_cost(shape, {self.tokens: self.documents}, policy)}
 
-    def answer(self, shape: Shape, policy: PagePolicy) -> Cost:
+    def answer(self, parts: dict[str, Cost]) -> Cost:
         """The cost that was asked for: of one decoded token, the whole request, one text, one training step."""
-        if self.kind == "request":
-            return generation_cost(shape, self.tokens, self.output, self.cached, policy)
-        return self.parts(shape, policy)["decode" if self.kind == "decode" else self.kind]
+        return total(parts["prefill"], parts["decode"]) if self.kind == "request" else parts[self.kind]
 
     @property
     def paid_tokens(self) -> int:
@@ -98,7 +96,7 @@ class Case:
         return self.page_policy.main.name
 
     def answer(self) -> Cost:
-        return self.question.answer(self.shape, self.page_policy)
+        return self.question.answer(self.parts())
 
     def parts(self) -> dict[str, Cost]:
         return self.question.parts(self.shape, self.page_policy)
@@ -134,12 +132,11 @@ def estimate(costs: list[Cost], setting: Setting) -> Estimate | None:
 def report(case: Case) -> dict[str, Any]:
     """What `--json` prints: the answer's fields, then each part's under its name, then the hint."""
     formats = dict.fromkeys((*KV_ROW_BYTES, case.kv_format))
-    cases = {name: replace(case, policy=replace(case.policy, kv_format=name)) for name in formats}
-    answers = {name: one.answer() for name, one in cases.items()}
-    parts = {name: one.parts() for name, one in cases.items()}
+    parts = {name: replace(case, policy=replace(case.policy, kv_format=name)).parts() for name in formats}
+    answers = {name: case.question.answer(of_format) for name, of_format in parts.items()}
     setting, question, own = case.setting, case.question, case.kv_format
     return {
-        **describe(answers, own, estimate_answer(case), setting, question.paid_tokens),
+        **describe(answers, own, _estimate_answer(case, parts[own]), setting, question.paid_tokens),
         **{
             name: describe({f: costs[name] for f, costs in parts.items()}, own, estimate([part], setting), setting)
             for name, part in parts[own].items()
@@ -196,8 +193,8 @@ def _price(estimated: Estimate | None, per_kwh: float | None, tokens: int) -> di
     }
 
 
-def estimate_answer(case: Case) -> Estimate | None:
-    costs = list(case.parts().values()) if case.question.kind == "request" else [case.answer()]
+def _estimate_answer(case: Case, parts: dict[str, Cost]) -> Estimate | None:
+    costs = list(parts.values()) if case.question.kind == "request" else [case.question.answer(parts)]
     return estimate(costs, case.setting)
 
 
@@ -230,14 +227,15 @@ def cheaper(case: Case) -> str:
     if change is None or after > before * (1 - WORTH_SAYING):
         return f"Cheaper: no change that heedful would propose saves {percent(WORTH_SAYING)} here."
     share = f"{percent(1 - after / before)} less"
-    seconds = estimate_answer(case) is not None
+    seconds = _estimate_answer(case, case.parts()) is not None
     time = f" and take {duration(after)} instead of {duration(before)}, {share}" if seconds else f", {share}"
     return f"Cheaper: {change.how} would {_work(case, change.case)}{time}; {change.caveat}."
 
 
 def _measure(case: Case) -> float:
-    estimated = estimate_answer(case)
-    return estimated.seconds if estimated else case.answer().visits
+    parts = case.parts()
+    estimated = _estimate_answer(case, parts)
+    return estimated.seconds if estimated else case.question.answer(parts).visits
 
 
 def _work(now: Case, then: Case) -> str:

@@ -38,7 +38,7 @@ class KVTraffic:
     bytes_written: int
     bytes_held_peak: int
     rows_read: int
-    """Keys and values; what is exact about attention reads apart from bounds."""
+    """Keys and values; those of pages that take another number format are read, and written, once more."""
     bounds_read: int = 0
     """Bounds of pages, one a KV head, that were read to choose pages; their bytes are in bytes_read."""
 

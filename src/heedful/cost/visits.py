@@ -20,6 +20,8 @@ def attended(start: int, end: int, window: int | None) -> int:
 
     Closed form: while p + 1 <= window the terms are 1, 2, 3, …; after that each is `window`.
     """
+    if end - start == 1:  # a decode step, of which there are many
+        return end if window is None else min(end, window)
     return _attended_before(end, window) - _attended_before(start, window)
 
 
@@ -66,11 +68,14 @@ def rows_read(span: KeySpan, kv_heads: int) -> RowCounts:
     Of a span with a selection this is known when the step has run, and `selection.chosen` is what was read.
     """
     chosen = selected_layers(span)
-    rows, of_head = [], kv_heads * (len(span.layers) - len(chosen))
-    if of_head:
-        sinks = min(span.sinks, span.end)
-        for run in span.formats:
-            rows.append((run.format, of_head * (_overlap(run, 0, sinks) + _overlap(run, span.first_key, span.end))))
+    of_head, sinks = kv_heads * (len(span.layers) - len(chosen)), min(span.sinks, span.end)
+    if len(span.formats) == 1:
+        rows = [(span.formats[0].format, of_head * (sinks + span.end - span.first_key))]
+    else:
+        rows = [
+            (run.format, of_head * (_overlap(run, 0, sinks) + _overlap(run, span.first_key, span.end)))
+            for run in span.formats
+        ]
     return rows + _rows_chosen(span, chosen, kv_heads) if chosen else rows
 
 
