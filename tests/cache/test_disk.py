@@ -45,8 +45,8 @@ def write(tier: DiskTier, *numbers: int) -> None:
         tier.write(name_of(number), rows_of(content(number)))
 
 
-def read(tier: DiskTier, number: int) -> bytes | None:
-    rows = rows_of(bytes(PAGE_BYTES))
+def read(tier: DiskTier, number: int, repeat: int = 1) -> bytes | None:
+    rows = rows_of(bytes(PAGE_BYTES * repeat))
     return b"".join(rows) if tier.read(name_of(number), rows) else None
 
 
@@ -206,10 +206,10 @@ from hashlib import sha256
 from heedful.cache.disk import DiskTier
 from heedful.cache.prefix import PageName
 
-def write(first, count):
+def write(first, count, repeat):
     tier = DiskTier(sys.argv[1], {FINGERPRINT!r}, 1 << 30)
     for number in range(first, first + count):
-        data = random.Random(number).randbytes({PAGE_BYTES})
+        data = random.Random(number).randbytes({PAGE_BYTES}) * repeat
         tier.write(PageName(sha256(b"%d" % number).digest(), number % 3, "k=q8,v=q4"), [memoryview(data)])
     tier.close()
 
@@ -231,11 +231,11 @@ class Writers:
             [sys.executable, "-c", CHILD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def start(self, first: int, count: int) -> int:
+    def start(self, first: int, count: int, repeat: int = 1) -> int:
         """Process id. The one before it must have ended, or be about to."""
         assert self._mother.stdin is not None
         assert self._mother.stdout is not None
-        self._mother.stdin.write(f"{first} {count}\n")
+        self._mother.stdin.write(f"{first} {count} {repeat}\n")
         self._mother.stdin.flush()
         return int(self._mother.stdout.readline())
 
@@ -246,20 +246,20 @@ class Writers:
 
 
 def test_whatever_moment_a_writer_is_killed_at_every_file_is_whole(tmp_path: Path) -> None:
-    rng, seen, writers = random.Random(1), 0, Writers(tmp_path)
+    rng, seen, writers, repeat = random.Random(1), 0, Writers(tmp_path), 60
     for first in range(0, 12_000, 200):
         before = len(files(tmp_path))
-        writer = writers.start(first, 200)
+        writer = writers.start(first, 200, repeat)
         while len(files(tmp_path)) < before + 1 + first // 200 % 4:
             pass
-        time.sleep(rng.uniform(0, 0.002))
+        time.sleep(rng.choice([0, rng.uniform(0, 0.01)]))
         os.kill(writer, signal.SIGKILL)
     writers.end()
     tier = DiskTier(tmp_path, FINGERPRINT, 1 << 30)
     for number in range(12_000):
         if tier.has(name_of(number)):
             seen += 1
-            assert read(tier, number) == content(number)
+            assert read(tier, number, repeat) == content(number) * repeat
     tier.close()
     assert seen > 60
     assert seen == sum(path.suffix == ".page" for path in files(tmp_path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from heedful.cache.prefix import Chain, PageRun, PrefixReport, longest_prefix, r
 from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine
 from heedful.engine.scheduler import Scheduler
-from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
+from heedful.request import CachePolicy, Finish, KVFormat, Request, SamplingParams, Sequence
 from witness import VOCAB, WitnessRunner
 
 POLICIES = (
@@ -198,6 +198,12 @@ def test_names_say_all_that_a_page_depends_on() -> None:
     for policy in with_budget:
         assert root_of("", cache.policy(policy)) == root_of("", cache.policy(replace(policy, budget=None)))
     assert len(set(roots)) == len(roots) - 2 * len(with_budget)
+    policy = cache.policy(CachePolicy())
+    others = {"main": KVFormat("q8", "f16"), "precise": KVFormat("q8", "q8", rotated=not policy.precise.rotated)}
+    for name in (field.name for field in fields(policy)):
+        other = others.get(name) or {"sparse_prefill": True}.get(name, 64)
+        changed = root_of("", replace(policy, **{name: other})) != root_of("", policy)  # type: ignore[arg-type]
+        assert changed == (name != "budget_pages"), name
     chains = []
     for tokens in (text(0, 192), text(0, 128) + text(1, 64), text(1, 64) + text(0, 192)[64:]):
         chain = Chain(roots[0])
