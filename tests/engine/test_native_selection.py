@@ -251,9 +251,15 @@ def policy_of(kv: str) -> CachePolicy:
     return CachePolicy(kv_format=kv, precise=0, budget=BUDGET)
 
 
-@pytest.mark.parametrize("variant", ["", "portable"])
-@pytest.mark.parametrize("config", [FULL, MIXED], ids=["full", "with_windows"])
-@pytest.mark.parametrize("kv", ["f32", "f16", "q8", "k=q8,v=q4"])
+@pytest.mark.parametrize(
+    ("config", "kv", "variant"),
+    [
+        *((config, kv, "") for config in (FULL, MIXED) for kv in ("f32", "k=q8,v=q4")),
+        (FULL, "f16", ""),
+        (MIXED, "q8", ""),
+        (FULL, "q8", "portable"),
+    ],
+)
 def test_selected_attention_is_attention_over_the_chosen_pages(config: ModelConfig, kv: str, variant: str) -> None:
     steps = judged(config, policy_of(kv), variant)
     assert {selection_of(step.chunk).renew for step in steps} == {False, True}
