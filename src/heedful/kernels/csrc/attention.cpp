@@ -1,4 +1,4 @@
-// Attention over KV pages. Shapes as in ops.h, layouts in pages.h, products in products.h.
+// Attention over KV pages. Shapes as in ops.h, layouts in pages.h, products in products.h, factors of keys in rows.h.
 //
 // The number formats of keys and values are independent, and found page by page: the scores of a page come from the
 // product of its keys' format, the softmax is one, and what joins the sums is the product of its values' format.
@@ -24,147 +24,26 @@
 //   page ahead into the first cache level, **5.0 into the second** (f16 10.4, 6.4).
 // - Gave nothing: a page widened once to int16 or float32 for 96 rows (q8 2 % faster, f16 4 % slower than as stored);
 //   four vectors for one or three rows; eight for one.
+// - q4, instructions a row and page (D = 64, 3 rows; counted in the compiler's output, not timed): keys 544, from 704
+//   with one group of eight tokens at a time, and q8's 683; values 885, and q8's 683: the nibbles' shifts and masks. It
+//   pays where pages come from memory. A step found from the products' own maximum, instead of bounded, took a second
+//   pass and a sum across lanes more for each row and block.
 // - Not built: maddubs with queries or weights of 7 bits: it saves a quarter of a product's instructions, and small
 //   weights beside a large one would all become zero.
 
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#include "products.h"
+#include "rows.h"
 
 namespace heedful::HEEDFUL_VARIANT {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int kPageLanes = kPageLen / kLanes;
-
-// ---- rows of a tile -----------------------------------------------------------------------------------------------
-
-// The rows of queries [q0, q1) of a group, in scratch. Row r is query q0 + r / group, head r % group. Of the three kinds
-// of factors those are filled that the formats of the run's keys ask for. Scales turn a product to a score in powers of
-// two, or to score / cap where there is a soft cap.
-struct Rows {
-    int count, channels, blocks;    // channels: padded
-    float* floats;                  // (count, channels): f32, f16
-    int16_t* shorts;                // (count, channels): q8
-    float* short_scales;            // (count)
-    int8_t* bytes;                  // (count, blocks, 32): q4
-    float* byte_scales;             // (count, blocks)
-    int32_t* byte_starts;           // (count, blocks): -8 * sum of a block's codes
-    float* maxima;                  // (count), in powers of two
-    float* sums;                    // (count, 8): lanes of the sum of weights
-    float* values;                  // (count, channels): sum of weight * value
-};
-
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Lays the parts of `rows` out from `at` on, and returns the end. With at = null it only counts bytes.
-size_t lay_out(Rows& rows, uint8_t* at) {
-    size_t used = at ? aligned(reinterpret_cast<uintptr_t>(at)) - reinterpret_cast<uintptr_t>(at) : 63;
-    const auto place = [&](auto*& part, size_t count) {
-        if (at) part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(at + used);
-        used += aligned(count * sizeof(*part));
-    };
-    const size_t count = rows.count, channels = rows.channels, blocks = rows.blocks;
-    place(rows.floats, count * channels);
-    place(rows.shorts, count * channels + kLanes);  // a row is rounded 16 at a time
-    place(rows.short_scales, count);
-    place(rows.bytes, count * blocks * kBlock);
-    place(rows.byte_scales, count * blocks);
-    place(rows.byte_starts, count * blocks);
-    place(rows.maxima, count);
-    place(rows.sums, count * kLanes);
-    place(rows.values, count * channels);
-    return used;
-}
-
-void set_floats(const float* q, int dim, float scale, float* factors) {
-    for (int c = 0; c < padded(dim); ++c) factors[c] = c < dim ? q[c] * scale : 0.0f;
-}
-
-void set_shorts(const float* q, int dim, float scale, int16_t* factors, float* row_scale) {
-    constexpr float kLimit = 32767.0f;
-    const float step = scale_of(q, dim, kLimit);
-    for (int c = 0; c < dim; c += kRounded) round_channels(q + c, dim - c, divisor_of(step), kLimit, factors + c);
-    *row_scale = step * scale;
-}
-
-// One block of 32 channels, or of what is left of them.
-void set_bytes(const float* q, int left, float scale, int8_t* codes, float* block_scale, int32_t* start) {
-    constexpr float kLimit = 127.0f;
-    const float step = scale_of(q, left < kBlock ? left : kBlock, kLimit);
-    int32_t sum = 0;
-    for (int c = 0; c < kBlock; c += kRounded) {
-        alignas(32) int16_t rounded[kRounded];
-        round_channels(q + c, left - c, divisor_of(step), kLimit, rounded);
-        for (int i = 0; i < kRounded; ++i) {
-            codes[c + i] = static_cast<int8_t>(rounded[i]);
-            sum += rounded[i];
-        }
-    }
-    *block_scale = step * scale;
-    *start = -8 * sum;
-}
-
-struct Work {  // what a call of attend was asked
-    const PageBuffer* arenas;
-    const AttentionShape& shape;
-    const KeyRun& keys;
-    const QueryRows& queries;
-    int group() const { return shape.heads / shape.kv_heads; }
-    const PageBuffer& arena(int32_t page) const { return arenas[page / kArenaPages]; }
-};
-
-struct Kinds {  // of factors
-    bool floats = false, shorts = false, bytes = false;
-};
-
-Kinds kinds_of(const Work& work) {
-    Kinds kinds;
-    for (int i = 0; i < work.keys.count; ++i) switch (work.arena(work.keys.pages[i]).format.keys) {
-            case KvNumber::f32:
-            case KvNumber::f16: kinds.floats = true; break;
-            case KvNumber::q8: kinds.shorts = true; break;
-            case KvNumber::q4: kinds.bytes = true; break;
-        }
-    return kinds;
-}
-
-void set_factors(const float* q, const Work& work, Kinds kinds, const Rows& rows, int r) {
-    const int dim = work.shape.head_dim;
-    const float scale = work.shape.softcap > 0 ? work.shape.scale / work.shape.softcap : work.shape.scale * kLog2E;
-    const size_t at = static_cast<size_t>(r) * rows.channels;
-    if (kinds.floats) set_floats(q, dim, scale, rows.floats + at);
-    if (kinds.shorts) set_shorts(q, dim, scale, rows.shorts + at, rows.short_scales + r);
-    for (int b = 0; kinds.bytes && b < rows.blocks; ++b) {
-        const size_t block = static_cast<size_t>(r) * rows.blocks + b;
-        set_bytes(q + b * kBlock, dim - b * kBlock, scale, rows.bytes + block * kBlock, rows.byte_scales + block,
-                  rows.byte_starts + block);
-    }
-}
-
-void start_rows(const Work& work, Rows& rows) {
-    const QueryRows& queries = work.queries;
-    const int group = work.group();
-    const Kinds kinds = kinds_of(work);
-    for (int r = 0; r < rows.count; ++r) {
-        const size_t token = queries.q0 - queries.start + r / group;
-        const int head = queries.kv_head * group + r % group;
-        set_factors(queries.rows + token * queries.stride + head * work.shape.head_dim, work, kinds, rows, r);
-        rows.maxima[r] = kNothing;
-    }
-    std::memset(rows.sums, 0, sizeof(float) * rows.count * kLanes);
-    std::memset(rows.values, 0, sizeof(float) * rows.count * rows.channels);
-}
 
 // ---- softmax of one page ------------------------------------------------------------------------------------------
 
 struct Slots {  // of a page
     int begin, end;
     bool all() const { return begin == 0 && end == kPageLen; }
+    bool operator==(const Slots& other) const { return begin == other.begin && end == other.end; }
 };
 
 // cap * tanh(x) in powers of two.
@@ -286,8 +165,8 @@ inline Floats scaled_weights(const float* weights, const float* scales, Slots sl
 inline void share_out_block(PageTile& tile, const float* scales, int16_t* factors, int32_t* starts) {
     alignas(32) float bounds[kLanes] = {};
     for (int r = 0; r < tile.rows; ++r) {
-        const bool same = r > 0 && tile.slots[r].begin == tile.slots[r - 1].begin && tile.slots[r].end == tile.slots[r - 1].end;
-        bounds[r] = same ? bounds[r - 1] : largest_scale(scales, tile.slots[r]);
+        const bool as_before = r > 0 && tile.slots[r] == tile.slots[r - 1];
+        bounds[r] = as_before ? bounds[r - 1] : largest_scale(scales, tile.slots[r]);
     }
     store(tile.steps, mul(mul(load(bounds), load(tile.heaviest)), splat(1 / 32767.0f)));
     alignas(32) float inverses[kLanes];
@@ -319,8 +198,8 @@ PageView view(const Work& work, int index) {
     const int32_t page = keys.pages[index], next = index + 1 < keys.count ? keys.pages[index + 1] : keys.next;
     const PageBuffer &arena = work.arena(page), &next_arena = work.arena(next);
     const int head = work.queries.kv_head, row = page % kArenaPages, next_row = next % kArenaPages;
-    return {arena.format, key_side(arena, row, head), value_side(arena, row, head), key_side(next_arena, next_row, head),
-            value_side(next_arena, next_row, head)};
+    return {arena.format, key_side(arena, row, head), value_side(arena, row, head),
+            key_side(next_arena, next_row, head), value_side(next_arena, next_row, head)};
 }
 
 // Slots of the page at `position` that row r may see.
@@ -405,10 +284,10 @@ void add_nibble_values(const Rows& rows, int r0, const PageView& page, Slots see
         for (int i = 0; i < kPageLen; i += kLanes) store(scales + i, load_halves(halves + b * kPageLen + i));
         int32_t starts[kRowTile];
         share_out_block(tile, scales, factors, starts);
-        const int left = channels - b * kBlock;
+        const int left = channels - b * kBlock, vectors = (left < kBlock ? left : kBlock) / kLanes;
         const size_t at = sizeof(uint32_t) * b * kBlock;
-        const NibbleValues values{page.values + at, sizeof(uint32_t) * channels, (left < kBlock ? left : kBlock) / kLanes,
-                                  seen.begin / kLanes, (seen.end + kLanes - 1) / kLanes, page.values_ahead + at};
+        const NibbleValues values{page.values + at, sizeof(uint32_t) * channels, vectors, seen.begin / kLanes,
+                                  (seen.end + kLanes - 1) / kLanes, page.values_ahead + at};
         multiply_nibble_values(tile.rows, factors, starts, values, AddToSums{rows, tile, r0, b * kBlock / kLanes});
     }
 }
@@ -490,7 +369,8 @@ void attend(const PageBuffer* arenas, const AttentionShape& shape, const KeyRun&
     start_rows(work, rows);
     for (int i = 0; i < keys.count; ++i) {
         const int position = (keys.first_page + i) * kPageLen, page_end = position + kPageLen;
-        const int begin = keys.begin > position ? keys.begin : position, end = keys.end < page_end ? keys.end : page_end;
+        const int begin = keys.begin > position ? keys.begin : position;
+        const int end = keys.end < page_end ? keys.end : page_end;
         if (begin >= end) continue;
         const int last_seen_by = keys.window > 0 ? end - 1 + keys.window : queries.q1;
         const int begin_query = queries.q0 > begin ? queries.q0 : begin;

@@ -62,7 +62,7 @@ template <int Distance>
 inline Floats butterfly(Floats x) {
     const Ints lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const Floats partner = _mm256_permutevar8x32_ps(x, _mm256_xor_si256(lane, _mm256_set1_epi32(Distance)));
-    const Ints upper = _mm256_cmpeq_epi32(_mm256_and_si256(lane, _mm256_set1_epi32(Distance)), _mm256_set1_epi32(Distance));
+    const Ints bit = _mm256_set1_epi32(Distance), upper = _mm256_cmpeq_epi32(_mm256_and_si256(lane, bit), bit);
     const Ints sign = _mm256_and_si256(upper, _mm256_castps_si256(splat(-0.0f)));
     return add(partner, _mm256_xor_ps(x, _mm256_castsi256_ps(sign)));
 }
@@ -120,45 +120,40 @@ inline Shorts nibble_pairs(Ints x) {
     return _mm256_and_si256(_mm256_srli_epi32(x, 4 * I), _mm256_set1_epi32(0x000F000F));
 }
 
-// 32 channels of 8 lanes as nibbles: byte 4 t + j of vector v holds, of lane t, channel 4 v + j in its low nibble and
-// channel 16 + 4 v + j in the high one.
-struct Nibbles32 {
-    Ints low[4], high[4];
+// Four channels of 8 lanes: byte 4 t + j is channel j of lane t.
+using Quads = __m256i;
+// Nibbles of 32 bytes: the low ones, the high ones.
+struct NibbleQuads {
+    Quads low, high;
 };
-inline Nibbles32 load_nibbles(const uint8_t* p) {
-    Nibbles32 block;
-    const Ints mask = _mm256_set1_epi8(15);
-    for (int v = 0; v < 4; ++v) {
-        const Ints both = load_ints(p + 32 * v);
-        block.low[v] = _mm256_and_si256(both, mask);
-        block.high[v] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-    }
-    return block;
+inline NibbleQuads load_nibbles(const uint8_t* p) {
+    const Ints both = load_ints(p), mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
 }
-
-inline Ints splat_quad(const int8_t* p) {
+inline Quads splat_quad(const int8_t* p) {
     int32_t quad;
     std::memcpy(&quad, p, sizeof quad);
     return _mm256_set1_epi32(quad);
 }
 
-// Lane by lane: start + sum of the 32 nibbles times 32 codes in [-127, 127].
-inline Ints nibble_products(int32_t start, const Nibbles32& block, const int8_t* codes) {
+// Sums of up to 32 products a lane, of nibbles and codes in [-127, 127]. Without VNNI they are pairs of int16, each of
+// 16 products, at most 16 * 15 * 127 = 30480.
+using NibbleSums = __m256i;
+inline NibbleSums no_nibble_sums() { return _mm256_setzero_si256(); }
+inline NibbleSums add_quad_products(NibbleSums sums, Quads nibbles, Quads codes) {
 #if HEEDFUL_VNNI
-    Ints sums = _mm256_set1_epi32(start);
-    for (int v = 0; v < 4; ++v) {
-        sums = _mm256_dpbusd_epi32(sums, block.low[v], splat_quad(codes + 4 * v));
-        sums = _mm256_dpbusd_epi32(sums, block.high[v], splat_quad(codes + 16 + 4 * v));
-    }
-    return sums;
+    sums = _mm256_dpbusd_epi32(sums, nibbles, codes);
 #else
-    Ints sums = _mm256_setzero_si256();  // of 8 maddubs results, at most 8 * 2 * 15 * 127 = 30480
-    for (int v = 0; v < 4; ++v) {
-        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(block.low[v], splat_quad(codes + 4 * v)));
-        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(block.high[v], splat_quad(codes + 16 + 4 * v)));
-    }
-    return _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(nibbles, codes));
 #endif
+    asm volatile("" : "+x"(sums));  // as in accumulate
+    return sums;
+}
+inline Ints finish_nibble_sums(NibbleSums sums, int32_t start) {
+#if !HEEDFUL_VNNI
+    sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+#endif
+    return _mm256_add_epi32(sums, _mm256_set1_epi32(start));
 }
 
 // 16 floats rounded half to even to int16, saturated.
@@ -310,26 +305,34 @@ inline Shorts nibble_pairs(Ints x) {
     return out;
 }
 
-struct Nibbles32 {
-    int8_t channels[kLanes][32];
+struct Quads {
+    int8_t v[4 * kLanes];
 };
-inline Nibbles32 load_nibbles(const uint8_t* p) {
-    Nibbles32 block;
-    for (int t = 0; t < kLanes; ++t)
-        for (int c = 0; c < 16; ++c) {
-            const uint8_t both = p[c / 4 * 32 + t * 4 + c % 4];
-            block.channels[t][c] = both & 15;
-            block.channels[t][c + 16] = both >> 4;
-        }
-    return block;
-}
-inline Ints nibble_products(int32_t start, const Nibbles32& block, const int8_t* codes) {
-    Ints out;
-    for (int t = 0; t < kLanes; ++t) {
-        out.v[t] = start;
-        for (int c = 0; c < 32; ++c) out.v[t] += block.channels[t][c] * codes[c];
+struct NibbleQuads {
+    Quads low, high;
+};
+inline NibbleQuads load_nibbles(const uint8_t* p) {
+    NibbleQuads quads;
+    for (int i = 0; i < 4 * kLanes; ++i) {
+        quads.low.v[i] = p[i] & 15;
+        quads.high.v[i] = p[i] >> 4;
     }
-    return out;
+    return quads;
+}
+inline Quads splat_quad(const int8_t* p) {
+    Quads quads;
+    for (int i = 0; i < 4 * kLanes; ++i) quads.v[i] = p[i % 4];
+    return quads;
+}
+using NibbleSums = Ints;
+inline NibbleSums no_nibble_sums() { return Ints{}; }
+inline NibbleSums add_quad_products(NibbleSums sums, const Quads& nibbles, const Quads& codes) {
+    for (int i = 0; i < 4 * kLanes; ++i) sums.v[i / 4] += nibbles.v[i] * codes.v[i];
+    return sums;
+}
+inline Ints finish_nibble_sums(NibbleSums sums, int32_t start) {
+    for (int i = 0; i < kLanes; ++i) sums.v[i] += start;
+    return sums;
 }
 
 // Half to even: adding 1.5 * 2^23 leaves no room for a fraction.

@@ -22,7 +22,9 @@ float round_to_bytes(const float* x, int dim, Put&& put) {
 }
 
 // Where the code of channel 0 lies, and how far from it channel c's.
-size_t q8_key_at(int dim, int slot) { return static_cast<size_t>(slot / kLanes * kLanes) * padded(dim) + slot % kLanes * 2; }
+size_t q8_key_at(int dim, int slot) {
+    return static_cast<size_t>(slot / kLanes * kLanes) * padded(dim) + slot % kLanes * 2;
+}
 size_t q8_key_step(int c) { return static_cast<size_t>(c / 2 * 2 * kLanes + c % 2); }
 size_t q8_value_at(int dim, int slot) { return static_cast<size_t>(slot / 2 * 2) * padded(dim) + slot % 2; }
 

@@ -1,5 +1,5 @@
 // How a page lies in memory, and the rounding of rows to it; for pages.cpp, which writes and reads pages, and
-// attention.cpp, which computes on them. D channels a head; P: D rounded up to a multiple of 8; B blocks of 32 channels.
+// attention.cpp, which computes on them. D channels a head; P: D rounded up to a multiple of 8; B blocks of 32.
 //
 // A page holds, KV head after KV head, the side of the keys and the side of the values, each a multiple of 64 bytes and
 // each in its own number format. Channels past D are zero.

@@ -114,26 +114,52 @@ struct NibbleFactors {
     const int32_t* starts;
 };
 
-// finish(r, g, scores of the eight tokens of group g) for R rows, one after another, and groups [first, end).
+// finish(r, g, scores of the eight tokens of group g) for R rows, one after another, and V groups from g0 on.
+template <int R, int V, class Finish>
+inline void multiply_nibble_groups(const NibbleFactors& rows, int blocks, const uint8_t* keys, int g0,
+                                   const uint8_t* ahead, Finish&& finish) {
+    const size_t group_bytes = static_cast<size_t>(blocks) * kQ4KeyBytes;
+    Floats scores[R][V];
+    for (auto& row : scores)
+        for (auto& score : row) score = splat(0.0f);
+    for (int b = 0; b < blocks; ++b) {
+        const size_t at = g0 * group_bytes + static_cast<size_t>(b) * kQ4KeyBytes;
+        NibbleSums sums[R][V];
+        for (auto& row : sums)
+            for (auto& sum : row) sum = no_nibble_sums();
+        for (int v = 0; v < 4; ++v) {
+            NibbleQuads quads[V];
+            for (int g = 0; g < V; ++g) quads[g] = load_nibbles(keys + at + g * group_bytes + 2 * kLanes + 32 * v);
+            for (int r = 0; r < R; ++r) {
+                const int8_t* codes = rows.codes + (r * blocks + b) * kBlock + 4 * v;
+                const Quads low = splat_quad(codes), high = splat_quad(codes + 16);
+                for (int g = 0; g < V; ++g) sums[r][g] = add_quad_products(sums[r][g], quads[g].low, low);
+                for (int g = 0; g < V; ++g) sums[r][g] = add_quad_products(sums[r][g], quads[g].high, high);
+            }
+        }
+        for (int g = 0; g < V; ++g) {
+            for (int line = 0; line < kQ4KeyBytes; line += 64) prefetch(ahead + at + g * group_bytes + line);
+            const Floats scales = load_halves(reinterpret_cast<const uint16_t*>(keys + at + g * group_bytes));
+            for (int r = 0; r < R; ++r) {
+                const int i = r * blocks + b;
+                const Floats products = to_floats(finish_nibble_sums(sums[r][g], rows.starts[i]));
+                scores[r][g] = mul_add(products, mul(scales, splat(rows.scales[i])), scores[r][g]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int g = 0; g < V; ++g) finish(r, g0 + g, scores[r][g]);
+}
+
+// Groups [first, end).
 template <int R, class Finish>
 inline void multiply_nibble_keys(const NibbleFactors& rows, int blocks, const uint8_t* keys, int first, int end,
                                  const uint8_t* ahead, Finish&& finish) {
-    for (int g = first; g < end; ++g) {
-        Floats sums[R];
-        for (auto& sum : sums) sum = splat(0.0f);
-        for (int b = 0; b < blocks; ++b) {
-            const size_t at = (static_cast<size_t>(g) * blocks + b) * kQ4KeyBytes;
-            for (int line = 0; line < kQ4KeyBytes; line += 64) prefetch(ahead + at + line);
-            const Floats scales = load_halves(reinterpret_cast<const uint16_t*>(keys + at));
-            const Nibbles32 block = load_nibbles(keys + at + 2 * kLanes);
-            for (int r = 0; r < R; ++r) {
-                const int i = r * blocks + b;
-                const Ints products = nibble_products(rows.starts[i], block, rows.codes + i * kBlock);
-                sums[r] = accumulate(sums[r], to_floats(products), mul(scales, splat(rows.scales[i])));
-            }
-        }
-        for (int r = 0; r < R; ++r) finish(r, g, sums[r]);
-    }
+    constexpr int kGroups = R <= 3 ? 2 : 1;
+    int g = first;
+    for (; g + kGroups <= end; g += kGroups)
+        multiply_nibble_groups<R, kGroups>(rows, blocks, keys, g, ahead, finish);
+    for (; g < end; ++g) multiply_nibble_groups<R, 1>(rows, blocks, keys, g, ahead, finish);
 }
 
 template <class Finish>
