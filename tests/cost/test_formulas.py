@@ -202,6 +202,27 @@ def test_steps_are_the_sum_of_single_steps(
     assert decode_cost(shape, context, steps, policy) == summed
 
 
+@settings(deadline=None, max_examples=15)
+@given(
+    policy=st.sampled_from([
+        CachePolicy("q4", window=100_000, sinks=4000),
+        CachePolicy("k=q8,v=q4", precise=1200, window=1_000_001, sinks=3),
+        CachePolicy("q4", precise=100, budget=30_000),
+        CachePolicy("q8", budget=300),
+    ]),
+    context=st.integers(1, 10**6),
+    first=st.integers(1, 10**7),
+    then=st.integers(1, 10**7),
+)  # fmt: skip
+def test_millions_of_steps_are_the_sum_of_any_two_parts(
+    policy: CachePolicy, context: int, first: int, then: int
+) -> None:
+    shape, resolved = shape_of([None, None, None, 70_000]), page_policy(policy)
+    first += -(context - 1 + first) % 4  # there pages are chosen anew in any case
+    parts = decode_cost(shape, context, first, resolved), decode_cost(shape, context + first, then, resolved)
+    assert total(*parts) == decode_cost(shape, context, first + then, resolved)
+
+
 def test_a_request_feeds_all_output_tokens_back_but_the_last() -> None:
     shape = shape_of([None, None])
     cost = generation_cost(shape, prompt=3, output=3)
