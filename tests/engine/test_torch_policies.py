@@ -401,6 +401,7 @@ def passage(smollm2_path: Path) -> Passage:
     file = read_gguf(smollm2_path)
     config = config_from_gguf(file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
     runner = TorchRunner(config, names.from_gguf(file.tensors, config), capacity_tokens=4096, threads=2)
+    runner.decoder.double()
     ids = json.loads((GOLDEN / "smollm2" / "passage.json").read_text())["ids"]
     with torch.inference_mode():
         exact = runner.decoder(torch.tensor(ids), torch.arange(len(ids)), DenseAttend([len(ids)]))
