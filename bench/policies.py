@@ -1,6 +1,6 @@
 """Cache policies side by side: what each loses, what it reads, how fast it decodes; makes docs/policies.md's tables.
 
-python bench/policies.py quality [MODEL ...]   loss on a text, on the plain runner unless --runner says otherwise
+python bench/policies.py quality [MODEL ...]   loss on a text, with weights in float32
 python bench/policies.py needles [MODEL ...]   planted facts found again, on the native runner
 python bench/policies.py speed [MODEL ...]     decode tokens/s at several contexts: wants a quiet machine
 python bench/policies.py stream                loss along 30,000 tokens under a window, with sinks and without
@@ -34,7 +34,7 @@ from heedful.cost.receipt import human
 from heedful.engine.haystack import sentences
 from heedful.engine.make_runner import make_runner
 from heedful.engine.needles import DEPTHS, FACTS, LENGTHS, NeedleOutcome, ask, needle_cases, score
-from heedful.engine.policy_quality import acts_from, log_softmax, measure_passage, passage_ids, predictions
+from heedful.engine.policy_quality import acts_from, in_float32, log_softmax, measure_passage, passage_ids, predictions
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import TOKEN_BUDGET
 from heedful.engine.speed import measure_speed
@@ -116,11 +116,11 @@ def measure_quality(results: Results, model: str, args: argparse.Namespace) -> N
     short = [name for name in missing if 3 * acts_from(parse_policy(name)) <= text_len]
     groups = [short[i : i + AT_ONCE] for i in range(0, len(short), AT_ONCE)]
     groups += [[name] for name in missing if name not in short]
-    runner = _runner(loaded, args.runner, (AT_ONCE + 2) * LONGEST_TEXT)
+    runner = _runner(in_float32(loaded), args.runner, (AT_ONCE + 2) * LONGEST_TEXT)
     for group in groups:
         policies = [parse_policy(name) for name in group]
         ids, what = passage_ids(loaded.tokenizer, context_len=loaded.config.context_len, policies=policies)
-        what = f"{what}, {args.runner} runner"
+        what = f"{what}; {args.runner} runner, weights in float32"
         report = _reporter(f"{model}: {', '.join(group)}", (len(group) + 2) * (len(ids) - 1))
         for name, loss in zip(group, measure_passage(runner, ids, policies, text=what, progress=report), strict=True):
             results.of("quality", model, name).update(asdict(loss))
@@ -383,7 +383,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
-    parser.add_argument("--runner", default="torch", help="of the quality part")
+    parser.add_argument("--runner", default="native", help="of the quality part: native or torch")
     parser.add_argument("--stream-tokens", type=int, default=STREAM_TOKENS)
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "policies.json")
     return parser.parse_args()

@@ -14,10 +14,12 @@ from scripted_runner import ScriptedRunner
 
 from heedful import LLM
 from heedful.cache.policy_text import parse_policy
+from heedful.engine.make_runner import make_runner
 from heedful.engine.policy_quality import (
     CONTROL,
     EXACT,
     acts_from,
+    in_float32,
     measure_passage,
     passage_ids,
     predictions,
@@ -27,6 +29,7 @@ from heedful.errors import BadLogits, BadParameter, CacheFull
 from heedful.request import Batch, CachePolicy, Request, SamplingParams, Sequence
 from heedful.testing import make_tiny_model
 from heedful.text.tokenizer import Tokenizer
+from heedful.weights.load import load
 
 EVEN = [0.25, 0.25, 0.25, 0.25]
 UNEVEN = [0.5, 0.25, 0.125, 0.125]
@@ -142,6 +145,21 @@ def test_a_real_runner_predicts_in_lockstep_what_it_predicts_alone(tiny: LLM) ->
     (loss,) = measure_passage(runner, ids, [EXACT], text="")
     assert loss.max_kld < 1e-9
     assert loss.agreement == 1.0
+
+
+def test_in_float32_the_weights_are_the_same_and_the_noise_is_gone(smollm2_path: Path) -> None:
+    loaded = load(str(smollm2_path))
+    floats = in_float32(loaded)
+    assert {tensor.format_name for tensor in floats.weights.values()} == {"F32"}
+    for name in ("embed.weight", "layers.7.mlp.down.weight", "norm.weight"):
+        np.testing.assert_array_equal(floats.weights[name].to_float32(), loaded.weights[name].to_float32())
+        assert floats.weights[name].shape == loaded.weights[name].shape
+    runner = make_runner(
+        floats, kind="auto", kv_format="f32", weights_format=None, context_len=256, threads=2, free_memory_bytes=0
+    )
+    ids, _ = passage_ids(loaded.tokenizer, context_len=40, policies=[])
+    (loss,) = measure_passage(runner, ids, [CACHED], text="")
+    assert loss.noise_kld < 1e-5 < loss.mean_kld < 0.01
 
 
 @pytest.fixture(scope="module")

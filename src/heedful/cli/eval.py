@@ -17,7 +17,7 @@ from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
-    from heedful.cost.quality import Measurement
+    from heedful.cost.quality import Measurement, PassageLoss
     from heedful.engine.lockstep import Progress
     from heedful.engine.runner import Runner
     from heedful.request import CachePolicy
@@ -76,26 +76,42 @@ def _measure(
 ) -> list[Measurement]:
     from heedful.cost.quality import Measurement
     from heedful.engine.needles import measure_needles, needle_cases
-    from heedful.engine.policy_quality import measure_passage, passage_ids
     from heedful.weights.load import load
 
     given = None if text is None else _read(text)
     if tokens is not None and tokens < 1:
         raise BadParameter("--tokens", "must be at least 1")
     loaded = load(model)
-    context = loaded.config.context_len
-    ids, what = passage_ids(loaded.tokenizer, context_len=context, policies=policies, text=given, tokens=tokens)
-    cases = needle_cases(loaded.tokenizer, context_len=context) if needles else []
-    longest = max([len(ids), *(case.length for case in cases)])
-    made = _runner(loaded, runner, longest * (len(policies) + 2), threads)
-    what = f"{what}, {type(made).__name__.removesuffix('Runner').lower()} runner"
-    with _bar("reading a text", (len(policies) + 2) * (len(ids) - 1)) as progress:
-        losses = measure_passage(made, ids, policies, text=what, progress=progress)
-    if not cases:
+    losses = _read_text(loaded, policies, given, tokens, runner, threads)
+    if not needles:
         return [Measurement(loss) for loss in losses]
+    cases = needle_cases(loaded.tokenizer, context_len=loaded.config.context_len)
+    made = _runner(loaded, runner, max(case.length for case in cases) * (len(policies) + 1), threads)
     with _bar("asking for facts", len(cases)) as progress:
         scores = measure_needles(made, cases, policies, loaded.tokenizer, progress=progress)
     return [Measurement(loss, score) for loss, score in zip(losses, scores, strict=True)]
+
+
+def _read_text(
+    loaded: LoadedModel,
+    policies: list[CachePolicy],
+    text: str | None,
+    tokens: int | None,
+    runner: str,
+    threads: int | None,
+) -> list[PassageLoss]:
+    from heedful import hardware
+    from heedful.engine.policy_quality import in_float32, measure_passage, passage_ids
+
+    context = loaded.config.context_len
+    ids, what = passage_ids(loaded.tokenizer, context_len=context, policies=policies, text=text, tokens=tokens)
+    free_bytes = hardware.detect().free_memory_bytes
+    fits = not free_bytes or 4 * sum(tensor.num_weights for tensor in loaded.weights.values()) < free_bytes / 2
+    made = _runner(in_float32(loaded) if fits else loaded, runner, len(ids) * (len(policies) + 2), threads)
+    name = type(made).__name__.removesuffix("Runner").lower()
+    what = f"{what}; {name} runner, weights {'in float32' if fits else 'as stored'}"
+    with _bar("reading a text", (len(policies) + 2) * (len(ids) - 1)) as progress:
+        return measure_passage(made, ids, policies, text=what, progress=progress)
 
 
 def _runner(loaded: LoadedModel, kind: str, capacity_tokens: int, threads: int | None) -> Runner:
