@@ -140,7 +140,7 @@ def test_what_comes_back_is_as_near_as_the_format_allows(x: torch.Tensor) -> Non
     assert torch.equal(back["f16"], torch.from_numpy(x.numpy().astype(np.float16).astype(np.float32)))
     largest = x.abs().amax(-1, keepdim=True)
     assert ((back["q8"] - x).abs() <= largest / 254 * 1.001 + 1e-30).all()
-    assert ((back["q4"] - x).abs() <= largest / 8 * 1.002 + 1e-6).all()
+    assert ((back["q4"] - x).abs() <= largest / 8 * 1.005 + 1e-6).all()
 
 
 @given(ordinary())
