@@ -87,12 +87,14 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     if not np.isfinite(logits).all():
         raise BadLogits("the model computed logits that are not finite numbers", "The model's file may be damaged.")
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # type: ignore[no-any-return]
+    logprobs: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logprobs
 
 
 def kld_from_first(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """(R, vocab) → (R - 1,): KLD(first row || each other row) in nats."""
-    return (np.exp(logprobs[0]) * (logprobs[0] - logprobs[1:])).sum(axis=-1)  # type: ignore[no-any-return]
+    klds: npt.NDArray[np.float64] = (np.exp(logprobs[0]) * (logprobs[0] - logprobs[1:])).sum(axis=-1)
+    return klds
 
 
 def _summary(
