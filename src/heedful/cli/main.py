@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 
 from heedful import __version__
-from heedful.cli.bench import bench
-from heedful.cli.chat import chat
-from heedful.cli.cost import cost
-from heedful.cli.doctor import doctor
-from heedful.cli.eval import app as eval_app
-from heedful.cli.generate import generate
-from heedful.cli.models import app as models_app
-from heedful.cli.pull import pull
-from heedful.cli.show import show
 from heedful.errors import HeedfulError
 
-app = typer.Typer(
-    name="heedful",
-    help="Attention, spent with care: run language models on this machine and see what every token costs.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(generate)
-app.command()(chat)
-app.command()(cost)
-app.command()(show)
-app.command()(pull)
-app.add_typer(models_app, name="models")
-app.command()(doctor)
-app.command()(bench)
-app.add_typer(eval_app, name="eval")
+VERBS = {
+    "generate": "generate",
+    "chat": "chat",
+    "cost": "cost",
+    "show": "show",
+    "pull": "pull",
+    "models": "app",
+    "doctor": "doctor",
+    "bench": "bench",
+    "eval": "app",
+}
+"""Verb → what heedful.cli.<verb> has for it: a function, or an app with verbs of its own."""
+
+
+def command_line(verbs: Iterable[str]) -> typer.Typer:
+    """The app with these verbs of the table; only their files are imported."""
+    app = typer.Typer(
+        name="heedful",
+        help="Attention, spent with care: run language models on this machine and see what every token costs.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for verb in verbs:
+        found = getattr(importlib.import_module(f"heedful.cli.{verb}"), VERBS[verb])
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb)(found)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,7 +55,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
@@ -85,6 +91,8 @@ def _drop_output() -> None:
 
 
 def _run_verb(arguments: Sequence[str]) -> int:
+    asked = arguments[0] if arguments else ""
+    app = command_line([asked] if asked in VERBS else VERBS)  # a wrong verb is compared with all
     try:
         app(args=list(arguments), prog_name="heedful")
     except SystemExit as leaving:  # how typer always ends; a wrong option is printed by then
