@@ -138,6 +138,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "merge without a space": {"merges": ["ab"]},
     "merge of unknown parts": {"merges": ["a \u4e00"]},
     "merge into nothing": {"merges": ["Q Q"]},
+    "merge of a byte that is no UTF-8": {"merges": ["a \udcfe"]},
     "eos beyond the end": {"eos_token_id": 10**9},
     "eos negative": {"eos_token_id": -1},
     "eos no int": {"eos_token_id": "2"},

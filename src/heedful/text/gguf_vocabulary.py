@@ -8,9 +8,10 @@ here is refused: another's pattern would give slightly wrong ids, and nobody wou
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ class _Tokens:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> _Tokens:
         texts = _array(metadata, "tokens", str)
-        if _LONE_SURROGATE.search("".join(texts)):
+        if _has_surrogates(texts) and _LONE_SURROGATE.search("".join(texts)):
             raise TokenizerError("tokenizer.ggml.tokens has text that no bytes can stand for", _REFETCH)
         types = (
             _array(metadata, "token_type", int) if "tokenizer.ggml.token_type" in metadata else [NORMAL] * len(texts)
@@ -191,9 +192,15 @@ def _byte_level_bpe(tokens: _Tokens, pre: PreTokenizer) -> ByteLevelBPE:
     # Control tokens are left out, so that no text can become one. A byte without a token is dropped, as the models were
     # trained: SmolLM2 lacks eight, such as U+0004.
     ids = tokens.ordinary | tokens.user_defined
-    ids = {text: token_id for text, token_id in ids.items() if not _ESCAPED_BYTE.search(text)}
-    merges = [_merge_pair(merge, ids) for merge in _array(tokens.metadata, "merges", str)]
-    bpe = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words))
+    if _has_surrogates(ids):
+        ids = {text: token_id for text, token_id in ids.items() if not _ESCAPED_BYTE.search(text)}
+    merges = _array(tokens.metadata, "merges", str)
+    pairs = [(left, right) for left, _, right in map(str.partition, merges, repeat(" "))]
+    try:
+        bpe = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=pre.whole_words))
+    except Exception:  # it names no merge; looking through all of them takes as long as building does
+        _refuse_merges(merges, pairs, ids)
+        raise
     if pre.nfc:
         bpe.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -203,11 +210,21 @@ def _byte_level_bpe(tokens: _Tokens, pre: PreTokenizer) -> ByteLevelBPE:
     return bpe
 
 
-def _merge_pair(merge: str, ids: Mapping[str, int]) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    if left in ids and right in ids and left + right in ids:
-        return left, right
-    raise TokenizerError(f"tokenizer.ggml.merges has {merge!r}, whose parts or result are no tokens", _REFETCH)
+def _refuse_merges(merges: Iterable[str], pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> None:
+    """Raises TokenizerError for the first one of parts that are no tokens, or that makes none."""
+    for merge, (left, right) in zip(merges, pairs, strict=True):
+        if not (left in ids and right in ids and left + right in ids):
+            problem = f"tokenizer.ggml.merges has {merge!r}, whose parts or result are no tokens"
+            raise TokenizerError(problem, _REFETCH)
+
+
+def _has_surrogates(texts: Iterable[str]) -> bool:
+    """Whether any text has code points that UTF-8 cannot express; several times as fast as a regular expression."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _sentencepiece_vocabulary(tokens: _Tokens) -> Vocabulary:
