@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from heedful import __version__
+from heedful.cli.plain_values import PlainCommand, PlainGroup
 from heedful.errors import HeedfulError
 
 VERBS = {
@@ -32,6 +33,7 @@ def command_line(verbs: Iterable[str]) -> typer.Typer:
     """The app with these verbs of the table; only their files are imported."""
     app = typer.Typer(
         name="heedful",
+        cls=PlainGroup,
         help="Attention, spent with care: run language models on this machine and see what every token costs.",
         no_args_is_help=True,
         add_completion=False,
@@ -45,7 +47,7 @@ def command_line(verbs: Iterable[str]) -> typer.Typer:
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=verb)
         else:
-            app.command(verb)(found)
+            app.command(verb, cls=PlainCommand)(found)
     return app
 
 

@@ -23,7 +23,6 @@ from heedful.cost.ledger import Ledger
 from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine, Live
 from heedful.engine.make_runner import make_runner
-from heedful.engine.prefix_identity import prefix_fingerprint
 from heedful.errors import BadParameter, TemplateError, UsageError
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
@@ -128,6 +127,8 @@ class LLM:
         self.policy = policy
         disk = None
         if prefix_cache is not None:
+            from heedful.engine.prefix_identity import prefix_fingerprint  # it asks for versions, slowly
+
             disk = DiskTier(prefix_cache, prefix_fingerprint(loaded, made, weights), prefix_cache_bytes)
             weakref.finalize(self, disk.close)
         self.engine = Engine(
