@@ -18,6 +18,7 @@ from heedful.errors import HeedfulError
 VERBS = {
     "generate": "generate",
     "chat": "chat",
+    "embed": "embed",
     "cost": "cost",
     "show": "show",
     "pull": "pull",
