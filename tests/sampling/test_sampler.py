@@ -373,3 +373,43 @@ def test_contracts_of_the_caller() -> None:
         Sampler(params(repetition_penalty=2.0), [4], 4)
     with pytest.raises(AssertionError, match="0"):
         candidates(float32([1, 2]), params(temperature=0.0))
+
+
+class OnlySome:
+    """A grammar that allows some tokens."""
+
+    def __init__(self, allowed: set[int]) -> None:
+        self.allowed = allowed
+        self.accepted: list[int] = []
+
+    def mask(self, logits: NDArray[np.float32]) -> None:
+        logits[[i for i in range(len(logits)) if i not in self.allowed]] = NEVER
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_rules_tokens_out_and_is_told(temperature: float) -> None:
+    grammar = OnlySome({0, 2})
+    logits = float32([1, 9, 2, 8])  # read-only, so the mask cannot have been written into them
+    sampler = Sampler(params(temperature=temperature, logprobs=1), [], 4, grammar=grammar)  # type: ignore[arg-type]
+    chosen = [sampler.sample(logits) for _ in range(20)]
+    assert {sampled.token_id for sampled in chosen} <= {0, 2}
+    assert grammar.accepted == [sampled.token_id for sampled in chosen]
+    for sampled in chosen:  # of the model's own distribution, in which token 1 is likeliest
+        assert sampled.logprob == pytest.approx(log_softmax(logits)[sampled.token_id], abs=1e-6)
+        assert [token_id for token_id, _ in sampled.top_logprobs] == [1]
+
+
+def test_a_grammar_has_the_last_word_on_a_bias() -> None:
+    asked = params(temperature=0, logit_bias={1: 100.0, 2: 5.0}, repetition_penalty=1.1)
+    grammar = OnlySome({0, 2})
+    assert Sampler(asked, [], 4, grammar=grammar).sample(float32([1, 1, 1, 1])).token_id == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_that_allows_only_what_the_model_never_says(temperature: float) -> None:
+    sampler = Sampler(params(temperature=temperature), [], 3, grammar=OnlySome({0}))  # type: ignore[arg-type]
+    with pytest.raises(BadLogits):
+        sampler.sample(float32([NEVER, 1, 2]))

@@ -5,7 +5,7 @@ Knows nothing of models, text, stop conditions or batches. V is the vocabulary s
 The order, which in bias and penalties is that of vLLM and in the filters that of transformers (vLLM has min-p first):
 
 1. logit bias, then the repetition penalty (tokens of prompt and output), then presence and frequency penalties (output
-   only): these change which token is likeliest, so greedy decoding sees them too.
+   only): these change which token is likeliest, so greedy decoding sees them too. Then a grammar rules tokens out.
 2. temperature 0: the likeliest token, the lowest id on a tie. Otherwise the logits are divided by the temperature.
 3. top-k, then top-p of what is left, renormalised, then min-p. min-p compares with the likeliest token, so its place
    would change nothing by itself; it comes after top-p because top-p's share must not depend on it.
@@ -19,12 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful.errors import BadLogits, BadParameter
 from heedful.request import SamplingParams
+
+if TYPE_CHECKING:
+    from heedful.sampling.grammar import GrammarState
 
 LOGIT_LIMIT = 1e30
 """Biased and penalised logits saturate here: beyond any model's logit, and safe from float32 overflow."""
@@ -57,36 +61,47 @@ class Sampler:
     """Chooses one sequence's tokens. It remembers what it chose; its random numbers come from the request's seed.
 
     The same seed, prompt and logits give the same tokens; each token that isn't greedy takes one random number.
+    With a `grammar` only tokens that it allows are chosen, and it is told of them.
     Raises BadParameter when `logit_bias` names a token that the vocabulary lacks.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, grammar: GrammarState | None = None
+    ) -> None:
         self._params = params
+        self._grammar = grammar
         self._vocab_size = vocab_size
         self._bias_ids, self._bias = _bias_arrays(params.logit_bias, vocab_size)
         self._seen = _SeenTokens(prompt_ids, vocab_size) if _has_penalties(params) else None
         self._random = np.random.Generator(np.random.PCG64(params.seed))
 
     def sample(self, logits: Floats32) -> Sampled:
-        """Choose the next token from `logits` (V,) float32, which stay as they are. -inf means never."""
+        """Choose the next token from `logits` (V,) float32, which stay as they are. -inf means never.
+
+        Raises BadLogits when nothing can be chosen, GrammarFailed.
+        """
         assert logits.shape == (self._vocab_size,), (logits.shape, self._vocab_size)
         assert logits.dtype == np.float32, logits.dtype
         _peak(logits)
         token_id = self._choose(self._adjusted(logits))
+        if self._grammar is not None:
+            self._grammar.accept(token_id)
         if self._seen is not None:
             self._seen.add(token_id)
         if self._params.logprobs is None:
             return Sampled(token_id, None, ())
-        return _with_logprobs(token_id, logits, self._params.logprobs)
+        return with_logprobs(token_id, logits, self._params.logprobs)
 
     def _adjusted(self, logits: Floats32) -> Floats32:
-        """The logits with bias and penalties: a copy, or `logits` itself where neither is asked for."""
-        if self._seen is None and not len(self._bias_ids):
+        """The logits with bias, penalties and grammar: a copy, or `logits` itself where nothing is asked for."""
+        if self._seen is None and not len(self._bias_ids) and self._grammar is None:
             return logits
         adjusted = logits.copy()
         adjusted[self._bias_ids] += self._bias
         if self._seen is not None:
             self._seen.penalise(adjusted, self._params)
+        if self._grammar is not None:
+            self._grammar.mask(adjusted)
         return adjusted
 
     def _choose(self, logits: Floats32) -> int:
@@ -272,7 +287,7 @@ def _draw(weights: Floats32, uniform: float) -> int:
     return start + int(np.searchsorted(within, rest, side="right"))
 
 
-def _with_logprobs(token_id: int, logits: Floats32, top_count: int) -> Sampled:
+def with_logprobs(token_id: int, logits: Floats32, top_count: int) -> Sampled:
     """`token_id` with its logprob, and those of the `top_count` likeliest tokens of the raw `logits` (V,)."""
     peak = _peak(logits)
     log_total = float(peak) + float(np.log(_weights(logits, peak, 1.0).sum(dtype=np.float64)))
