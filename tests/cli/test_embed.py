@@ -103,7 +103,7 @@ def test_a_decoder_is_pooled(model: str) -> None:
     (found,) = lines(done)
     assert (found["tokens"], len(found["embedding"])) == (5, 32)
     assert abs(np.linalg.norm(found["embedding"]) - 1) < 1e-6
-    assert done.stderr.startswith("1 texts, 5 in · ")
+    assert done.stderr.startswith("1 text, 5 in · ")
     assert f"{2 * 4 * 15} visits of" in done.stderr
 
 

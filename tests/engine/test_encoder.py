@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from heedful.cost.energy import Energy
 from heedful.cost.formulas import Shape, encoder_cost, prefill_cost
 from heedful.cost.shapes import KNOWN
 from heedful.engine.decoder_embedder import DecoderEmbedder
@@ -189,7 +191,7 @@ def test_the_receipt_as_json_and_as_a_line(minilm: Encoder) -> None:
     assert shown["visits"] == {"total": 648, "dense": 648, "saved": {"window": 0, "pages": 0, "prefix": 0}}
     assert shown["energy"]["source"] in ("estimated", "measured:rapl")
     assert shown["tokens_per_second"]["prefill"] > 0
-    assert receipt.line().startswith("1 texts, 3 in · ")
+    assert receipt.line().startswith("1 text, 3 in · ")
     assert "648 visits of 648 dense · weights 42.5 MB" in receipt.line()
 
 
@@ -418,6 +420,18 @@ def test_every_text_is_in_one_step_and_no_step_is_too_long(lengths: list[int]) -
     assert sorted(index for step in steps for index in step) == list(range(len(lengths)))
     for step in steps:
         assert len(step) == 1 or sum(lengths[index] for index in step) <= STEP_TOKENS
+
+
+def test_texts_of_one_length_are_neighbours() -> None:
+    assert plan_steps([5, 3, 5, STEP_TOKENS, 3]) == [[1, 4, 0, 2], [3]]
+
+
+def test_a_line_of_large_and_of_no_numbers(minilm: Encoder) -> None:
+    receipt = minilm.embed([]).receipt
+    assert receipt.line() == "0 texts, 0 in · 0 visits of 0 dense · weights 0 B · ~0 J (estimated 0–0)"
+    dear = dataclasses.replace(receipt, texts=2000, energy=Energy(64.2, 32.1, 1604.0, "estimated"))
+    assert dear.line().startswith("2,000 texts, ")
+    assert dear.line().endswith("~64 J (estimated 32–1,604)")
 
 
 def test_pooling_by_hand() -> None:

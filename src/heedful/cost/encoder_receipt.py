@@ -58,14 +58,19 @@ class EncoderReceipt:
     def line(self) -> str:
         """One line for a terminal."""
         rate, e = self.tokens_per_second["prefill"], self.energy
-        source = f"{e.source} {e.low:.2g}–{e.high:.2g}" if e.source == ESTIMATED else e.source
+        source = f"{e.source} {_short(e.low)}–{_short(e.high)}" if e.source == ESTIMATED else e.source
         return " · ".join((
-            f"{self.texts:,} texts, {self.prompt_tokens:,} in",
+            f"{self.texts:,} text{'' if self.texts == 1 else 's'}, {self.prompt_tokens:,} in",
             *([f"{rate:,.0f} tok/s"] if rate else []),
             f"{human(self.visits.total).strip()} visits of {human(self.visits.dense).strip()} dense",
             f"weights {human(self.weights.bytes_read)}B",
-            f"~{e.joules:.2g} J ({source})",
+            f"~{_short(e.joules)} J ({source})",
         ))  # fmt: skip
+
+
+def _short(number: float) -> str:
+    """Two significant digits, without an exponent where there need be none."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def bidirectional_visits(lengths: list[int], layers: int, heads: int) -> EncoderVisits:

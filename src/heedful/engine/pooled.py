@@ -43,7 +43,7 @@ class TextTooLong(ContextOverflow):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EmbeddingBatch:
     """Vectors of N texts, in the order of the texts, and what they cost together."""
 
