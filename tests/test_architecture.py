@@ -24,6 +24,7 @@ RANKS = {
     **dict.fromkeys(["weights", "cost"], 3),
     "engine": 4,
     "testing": 5,
+    "server": 7,
     "cli": 8,
     "__main__": 9,
 }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heedful.cost.ledger import Ledger
     from heedful.cost.receipt import Receipt
-    from heedful.engine.llm import LLM, Completion, Logprob, Piece, TextStream
+    from heedful.engine.answer import Completion, Logprob, Piece
+    from heedful.engine.llm import LLM, TextStream
     from heedful.errors import HeedfulError
     from heedful.request import CachePolicy, Finish, SamplingParams
 
@@ -20,12 +21,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "heedful.engine.llm",
     "CachePolicy": "heedful.request",
-    "Completion": "heedful.engine.llm",
+    "Completion": "heedful.engine.answer",
     "Finish": "heedful.request",
     "HeedfulError": "heedful.errors",
     "Ledger": "heedful.cost.ledger",
-    "Logprob": "heedful.engine.llm",
-    "Piece": "heedful.engine.llm",
+    "Logprob": "heedful.engine.answer",
+    "Piece": "heedful.engine.answer",
     "Receipt": "heedful.cost.receipt",
     "SamplingParams": "heedful.request",
     "TextStream": "heedful.engine.llm",

@@ -19,6 +19,8 @@ HeedfulError
 ├── UnsupportedModel            well-formed, but nothing here runs it
 ├── BadLogits                   the model computed no usable numbers
 ├── CacheFull                   the KV pages do not fit in memory
+├── QueueFull                   too many requests wait already
+├── EngineStopped               the server is going down
 └── HistoryError                the file of past chats cannot be read or written
 
 Contract violations inside heedful are `assert`s with the values, not members of this tree.
@@ -127,6 +129,16 @@ class UnsupportedModel(HeedfulError):
 
 class CacheFull(HeedfulError):
     pass
+
+
+class QueueFull(HeedfulError):
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} requests wait already", "Try again in a few seconds.")
+
+
+class EngineStopped(HeedfulError):
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down", "Try again once it is back.")
 
 
 class BadLogits(HeedfulError):

@@ -52,11 +52,13 @@ class SamplingParams:
     """Strings that end the answer; they are not part of it."""
     logprobs: int | None = None
     """None: no logprobs; n: the chosen token's and those of the n likeliest tokens."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens after the first one; with it, max_tokens may be 0: nothing but to read."""
     ignore_eos: bool = False
     """Go on after an end-of-text token (benchmarks)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+        for name in ("max_tokens", "top_k", "seed", *_LOGPROBS):
             _check_number(name, getattr(self, name), Integral, "a whole number", may_be_none=name != "top_k")
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             _check_number(name, getattr(self, name), Real, "a number")
@@ -64,7 +66,8 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _check_number("logit_bias", token, Integral, "token ids that are whole numbers")
             _check_number("logit_bias", bias, Real, "numbers")
-        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
+        least = 0 if self.prompt_logprobs is not None else 1
+        _check("max_tokens", self.max_tokens is None or self.max_tokens >= least, f"must be at least {least}")
         _check("temperature", 0 <= self.temperature <= 100, "must be between 0 and 100")
         _check("top_k", self.top_k >= 0, "must be 0 (all) or more")
         _check("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1")
@@ -72,11 +75,14 @@ class SamplingParams:
         _check("repetition_penalty", 0 < self.repetition_penalty <= 100, "must be above 0 and at most 100")
         _check("presence_penalty", abs(self.presence_penalty) <= 100, "must be between -100 and 100")
         _check("frequency_penalty", abs(self.frequency_penalty) <= 100, "must be between -100 and 100")
-        _check("logprobs", self.logprobs is None or 0 <= self.logprobs <= 1000, "must be between 0 and 1000")
+        for name in _LOGPROBS:
+            count = getattr(self, name)
+            _check(name, count is None or 0 <= count <= 1000, "must be between 0 and 1000")
         _check("seed", self.seed is None or self.seed >= 0, "must be 0 or more")
         _check("logit_bias", all(isfinite(v) for v in self.logit_bias.values()), "values must be finite numbers")
 
 
+_LOGPROBS = ("logprobs", "prompt_logprobs")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -159,6 +165,16 @@ class CachePolicy:
 
 
 @dataclass(frozen=True)
+class GrammarSpec:
+    """What an answer must look like."""
+
+    kind: str
+    """ "json_schema", "json_object", "regex", "choice" or "lark"."""
+    text: str
+    """A schema, or a list of choices, as JSON; a regex; a grammar. json_object needs none."""
+
+
+@dataclass(frozen=True)
 class Request:
     """One question to the engine, already tokenised."""
 
@@ -167,6 +183,9 @@ class Request:
     policy: CachePolicy = CachePolicy()
     cache_salt: str = ""
     """Prefixes are shared among requests with the same salt only: one a tenant, so that none learns of another's."""
+    speculate: bool = False
+    """Guess tokens from what the prompt and the answer said before, and check several in one step. The same tokens as
+    without; the visits of wrong guesses are in the receipt."""
 
 
 @dataclass(eq=False)
@@ -175,6 +194,8 @@ class Sequence:
 
     request: Request
     token_ids: list[int]
+    drafts: list[int] = field(default_factory=list)
+    """Guessed to follow; the next step checks them."""
     cached_len: int = 0
     page_tables: list[list[int]] = field(default_factory=list)
     """One a layer group: page by page index of the sequence; pages behind a window are FREED (-1)."""
@@ -186,6 +207,8 @@ class Sequence:
     """First position computed under a page selection: from there on rows are not what a prompt's would be."""
     prefix: Any = None
     """What was found of its prompt when it was admitted: cache.prefix.PrefixReport."""
+    prompt_logprobs: list[Any] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, where they are asked for: sampling.sampler.Sampled."""
     finish: Finish | None = None
     error: Exception | None = None
     """What ended it, with Finish.ERROR; its stream raises it."""
@@ -271,17 +294,25 @@ class Chunk:
     end: int
     spans: tuple[KeySpan, ...]
     """One a layer group."""
+    logits_from: int
+    """Logits are wanted of the tokens at positions [logits_from, end)."""
     moves: tuple[PageMove, ...] = ()
     """To be done before anything of the batch is stored."""
 
     @property
     def token_ids(self) -> list[int]:
-        return self.sequence.token_ids[self.start : self.end]
+        known = self.sequence.token_ids
+        drafts = self.sequence.drafts[: self.end - len(known)] if self.end > len(known) else []
+        return known[self.start : self.end] + drafts
+
+    @property
+    def num_logits(self) -> int:
+        return self.end - self.logits_from
 
     @property
     def reaches_end(self) -> bool:
-        """Whether the last token's logits are wanted: after this step all known tokens are computed."""
-        return self.end == len(self.sequence.token_ids)
+        """Whether all known tokens are computed after this step."""
+        return self.end >= len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True)

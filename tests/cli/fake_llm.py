@@ -53,7 +53,7 @@ class WordTemplate:
     def __init__(self, takes_system: bool) -> None:
         self._takes_system = takes_system
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: None = None) -> list[str]:
         if not self._takes_system and messages[0]["role"] == "system":
             raise TemplateError("the chat template refuses these messages: no system", "Change them accordingly.")
         return [word for m in messages for word in (f"<{m['role']}>", *m["content"].split())] + ["<answer>"]

@@ -233,7 +233,7 @@ def test_decoding_goes_first_when_a_long_prefill_runs() -> None:
 def test_scheduling_is_pure_and_stays_within_its_budget() -> None:
     runner = tiny_runner("mistral_swa16", capacity_tokens=4096)
     scheduler = Scheduler(runner.cache, token_budget=64)
-    sequences = [Sequence(Request((1,) * n), [1] * n) for n in (100, 3, 70)]
+    sequences = [Sequence(Request((n,) * n), [n] * n) for n in (100, 3, 70)]
     for sequence in sequences:
         scheduler.add(sequence, longest=len(sequence.token_ids))
     seen: list[int] = []

@@ -261,7 +261,7 @@ def test_the_receipt_as_json_has_the_public_names(tiny: LLM) -> None:
         *("model", "prompt_tokens", "cached_tokens", "output_tokens", "policy", "visits", "kv", "weights", "flops"),
         *("seconds", "tokens_per_second", "energy", "quality", "prefix"),
     }
-    assert set(receipt["visits"]) == {"prefill", "decode", "total", "dense", "saved"}
+    assert set(receipt["visits"]) == {"prefill", "decode", "total", "dense", "saved", "rejected", "recomputed"}
     assert set(receipt["visits"]["saved"]) == {"window", "pages", "prefix"}
     assert receipt["visits"]["dense"] == receipt["visits"]["total"] + sum(receipt["visits"]["saved"].values())
     assert receipt["visits"]["saved"]["window"] > 0

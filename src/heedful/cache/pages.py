@@ -206,14 +206,15 @@ class KVCache:
         if not sequence.page_tables:
             sequence.page_tables = [[] for _ in self.groups]
         start, groups = sequence.cached_len, range(len(self.groups))
-        assert start < end <= len(sequence.token_ids), (start, end, len(sequence.token_ids))
+        assert start < end <= len(sequence.token_ids) + len(sequence.drafts), (start, end, len(sequence.token_ids))
         assert end <= self.chunk_end(sequence, end), (start, end)
         for index in groups:
             self._free_behind(index, sequence)
         outdated = [self._outdated(index, sequence) for index in groups]
         self._check_room(sequence, end, outdated)
         moves = tuple(self._move(index, sequence, page) for index in groups for page in outdated[index])
-        return Chunk(sequence, start, end, tuple(self._plan_group(index, sequence, end) for index in groups), moves)
+        spans = tuple(self._plan_group(index, sequence, end) for index in groups)
+        return Chunk(sequence, start, end, spans, _logits_from(sequence, end), moves)
 
     def release(self, sequence: Sequence) -> None:
         """Give back every page of the sequence, the last one first: memory is taken from the end of a prefix."""
@@ -387,6 +388,13 @@ class KVCache:
         """Without bounds where the layers have a window: nothing is selected there."""
         layout = self._layout_of(form)
         return layout if self.groups[group].window is None else replace(layout, bounds_bytes=0)
+
+
+def _logits_from(sequence: Sequence, end: int) -> int:
+    """First position of a chunk up to `end` whose logits are wanted: the newest known token's, or all of a prompt's."""
+    of_prompt = sequence.request.sampling.prompt_logprobs is not None and sequence.output_len == 0
+    first = 0 if of_prompt else len(sequence.token_ids) - 1
+    return min(end, max(first, sequence.cached_len))
 
 
 def pages_for(tokens: int) -> int:

@@ -48,14 +48,16 @@ class PrefixSharing:
         """Give a new sequence the pages of the longest prefix that is there; sets its cached_len."""
         assert not sequence.page_tables, sequence.cached_len
         policy, salt = self._cache.policy(sequence.request.policy), sequence.request.cache_salt
-        most = _shareable_len(policy, sequence.prompt_len - 1, sequence.prompt_len)
+        reads_all = sequence.request.sampling.prompt_logprobs is not None and not sequence.output_len
+        known = 0 if reads_all else len(sequence.token_ids) - 1  # more than the prompt's, when it was preempted
+        most = _shareable_len(policy, known, sequence.prompt_len)
         chain = Chain(root_of(salt, policy))
         chain.grow(sequence.token_ids, most // PAGE_LEN)
         refused: set[PageName] = set()
         while not self._adopt(sequence, chain, self._longest(chain, policy, refused), refused):
             pass  # a page on disk was bad or is gone: look again without it
         chain.num_registered = sequence.cached_len // PAGE_LEN
-        prompt = np.array(sequence.request.prompt_ids, dtype=np.int32)
+        prompt = np.array(sequence.token_ids, dtype=np.int32)
         report = self._record.explain(salt, chain.root, prompt, sequence.cached_len, most)
         self._sharers[sequence] = _Sharer(chain, self._record.begin(salt, chain.root, prompt))
         return report

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -48,6 +48,10 @@ class Meter:
     saved_by_window: int = 0
     saved_by_pages: int = 0
     saved_by_prefix: int = 0
+    rejected_visits: int = 0
+    recomputed_visits: int = 0
+    computed_len: int = 0
+    """Up to where positions were computed at least once."""
     prefix: PrefixReport | None = None
     """None before the first step."""
     rows_read: Counter[KVFormat] = field(default_factory=Counter)
@@ -92,10 +96,13 @@ class Meter:
         else:
             self.decode_visits += made
         self.dense_visits += dense
+        if chunk.start < self.computed_len:
+            self.recomputed_visits += _part_visits(chunk, chunk.start, self.computed_len, config.num_heads)
+        self.computed_len = max(self.computed_len, chunk.end)
         self.held_bytes_peak = max(self.held_bytes_peak, self.sequence.held_bytes)
         self.weight_bytes_read += weight_bytes
         self.tokens_computed += chunk.end - chunk.start
-        self.logits_computed += chunk.reaches_end
+        self.logits_computed += chunk.num_logits
         return self._count_rows(chunk, config.num_kv_heads, config.head_dim)
 
     def _count_rows(self, chunk: Chunk, kv_heads: int, head_dim: int) -> int:
@@ -113,6 +120,11 @@ class Meter:
             self.rows_read[form] += count
         self.bounds_read += bounds
         return rows_bytes(rows, head_dim) + bounds * bounds_bytes(head_dim)
+
+    def count_rejected(self, chunk: Chunk, first: int, config: ModelConfig) -> None:
+        """The guesses from position `first` on were wrong; they are counted already, here as what they were."""
+        self.rejected_visits += _part_visits(chunk, first, chunk.end, config.num_heads)
+        self.computed_len = first
 
     def add_energy(self, energy: Energy, share: float) -> None:
         self.joules += energy.joules * share
@@ -134,6 +146,8 @@ class Meter:
                 total,
                 self.dense_visits,
                 Saved(self.saved_by_window, self.saved_by_pages, self.saved_by_prefix),
+                self.rejected_visits,
+                self.recomputed_visits,
             ),
             kv=KVTraffic(
                 policy.main.name,
@@ -168,6 +182,12 @@ class Meter:
         )
 
 
+def _part_visits(chunk: Chunk, begin: int, end: int, heads: int) -> int:
+    """Visits of the chunk's queries at positions [begin, end)."""
+    begin, end = max(begin, chunk.start), min(end, chunk.end)
+    return sum(visits.visits(replace(span, start=begin, end=end), heads) for span in chunk.spans) if begin < end else 0
+
+
 def _prompt_reach(policy: PagePolicy, own: int | None) -> int | None:
     """Most keys that a query of a shared prefix sees, in a layer whose own window is `own`."""
     if policy.sparse_prefill and own is None:
@@ -178,10 +198,10 @@ def _prompt_reach(policy: PagePolicy, own: int | None) -> int | None:
 
 def weight_shares(batch: Batch, facts: RunnerFacts) -> list[int]:
     """Bytes of weights that each chunk answers for; they sum to what the step read."""
-    ending = [chunk.reaches_end for chunk in batch.chunks]
+    wanting = [chunk.num_logits > 0 for chunk in batch.chunks]
     linear = split_evenly(facts.linear_bytes, len(batch.chunks))
-    head = iter(split_evenly(facts.head_bytes, sum(ending)))
-    return [mine + (next(head) if reaches_end else 0) for mine, reaches_end in zip(linear, ending, strict=True)]
+    head = iter(split_evenly(facts.head_bytes, sum(wanting)))
+    return [mine + (next(head) if wants else 0) for mine, wants in zip(linear, wanting, strict=True)]
 
 
 def split_evenly(whole: int, parts: int) -> list[int]:

@@ -29,6 +29,10 @@ class Visits:
     total: int
     dense: int
     saved: Saved
+    rejected: int = 0
+    """Of the total: for guessed tokens that turned out wrong."""
+    recomputed: int = 0
+    """Of the total: for tokens computed before, whose pages were needed elsewhere in between."""
 
 
 @dataclass(frozen=True)

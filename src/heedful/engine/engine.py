@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from time import perf_counter, process_time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,18 @@ from heedful.cost.energy import EnergyMeter
 from heedful.cost.meter import Meter, weight_shares
 from heedful.cost.quality import measured_quality
 from heedful.cost.receipt import Receipt
+from heedful.engine.drafts import Drafter
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import Scheduler
 from heedful.errors import BadParameter, ContextOverflow
-from heedful.request import Batch, CachePolicy, Finish, Request, Sequence
-from heedful.sampling.sampler import Sampled, Sampler
+from heedful.request import Batch, CachePolicy, Chunk, Finish, Request, Sequence
+from heedful.sampling.sampler import Sampled, Sampler, with_logprobs
+
+if TYPE_CHECKING:
+    from heedful.sampling.grammar import Grammar, GrammarState
 
 MOST_POSITIONS = 1 << 24  # the whole numbers that float32 holds
+MOST_GUESSING = 4  # sequences that decode at once; with more of them a step is bound by arithmetic, and guesses cost it
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,18 @@ class _Running:
     sampler: Sampler
     meter: Meter
     max_tokens: int
+    grammar: GrammarState | None
+    drafter: Drafter | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be answered, not yet queued."""
+
+    sequence: Sequence
+    state: _Running
+    most_cached: int
+    """The most tokens whose K and V the sequence will hold."""
 
 
 class Engine:
@@ -88,8 +106,15 @@ class Engine:
         self.last_step_bytes = 0
         """Weights, KV rows and bounds that the last step read."""
 
-    def add(self, request: Request) -> Sequence:
-        """Queue a request. Raises BadParameter, ContextOverflow or CacheFull when it can never be answered."""
+    def add(self, request: Request, grammar: Grammar | None = None) -> Sequence:
+        """Queue a request, whose answer is in `grammar` if there is one.
+
+        Raises BadParameter, ContextOverflow or CacheFull when it can never be answered.
+        """
+        return self.enqueue(self.prepare(request, grammar))
+
+    def prepare(self, request: Request, grammar: Grammar | None = None) -> Prepared:
+        """All of `add` that can fail. Changes nothing, so that any thread may call it while another one steps."""
         prompt, vocab_size = request.prompt_ids, self.runner.config.vocab_size
         if not prompt:
             raise BadParameter("prompt", "has no tokens", "Give at least one character.")
@@ -98,13 +123,21 @@ class Engine:
         longest = self.longest(request.policy)
         if len(prompt) > longest:
             raise ContextOverflow(len(prompt), longest)
-        room = max(1, longest - len(prompt))
-        max_tokens = min(request.sampling.max_tokens or room, room)
+        room, asked = max(1, longest - len(prompt)), request.sampling.max_tokens
+        max_tokens = room if asked is None else min(asked, room)
+        most_cached = len(prompt) + max(0, max_tokens - 1)
+        self.scheduler.check_room(request.policy, most_cached)
         sequence = Sequence(request, list(prompt))
-        sampler = Sampler(request.sampling, prompt, vocab_size)
-        self.scheduler.add(sequence, longest=len(prompt) + max_tokens - 1)
-        self._state[sequence] = _Running(sampler, Meter(sequence), max_tokens)
-        return sequence
+        state = None if grammar is None else grammar.begin()
+        sampler = Sampler(request.sampling, prompt, vocab_size, state)
+        guesses = request.speculate and request.policy.budget is None  # which reads pages for one query at a time
+        drafter = Drafter(sequence.token_ids) if guesses else None
+        return Prepared(sequence, _Running(sampler, Meter(sequence), max_tokens, state, drafter), most_cached)
+
+    def enqueue(self, prepared: Prepared) -> Sequence:
+        self.scheduler.add(prepared.sequence, longest=prepared.most_cached)
+        self._state[prepared.sequence] = prepared.state
+        return prepared.sequence
 
     def longest(self, policy: CachePolicy) -> int:
         """Tokens of prompt and answer together: the context, unless a window keeps every distance within it.
@@ -120,6 +153,7 @@ class Engine:
         """Schedule, run, count, sample. Returns the tokens that this step produced, end-of-text ids left out."""
         began, cpu_began = perf_counter(), process_time()
         self._energy.start()
+        self._guess()
         batch = self.scheduler.schedule()  # which reads prefixes from disk
         if not batch.chunks:
             return []
@@ -131,20 +165,70 @@ class Engine:
                 meter.count_prefix(chunk.sequence.prefix, self.runner.config, policy)
         logits = self.runner.run(batch)
         self._count(batch, busy_core_seconds=process_time() - cpu_began)
+        tokens: list[NewToken] = []
+        first_row = 0
         for chunk in batch.chunks:
-            chunk.sequence.cached_len = chunk.end
-        ending = [chunk.sequence for chunk in batch.chunks if chunk.reaches_end]
-        pairs = zip(ending, logits, strict=True)
-        return [token for sequence, row in pairs if (token := self._sample(sequence, row)) is not None]
+            tokens += self._choose(chunk, logits[first_row : first_row + chunk.num_logits])
+            first_row += chunk.num_logits
+        return tokens
 
-    def _sample(self, sequence: Sequence, logits: npt.NDArray[np.float32]) -> NewToken | None:
-        """A sequence for which nothing can be chosen ends alone, with its error; the others of the step go on."""
+    def _guess(self) -> None:
+        """Put drafts on the sequences that decode, where they are few enough for it to pay."""
+        if self.scheduler.num_decoding > MOST_GUESSING:
+            return
+        for sequence, state in self._state.items():
+            if state.drafter is not None and sequence.finish is None and sequence.output_len > 0:
+                sequence.drafts = state.drafter.guess(state.max_tokens - sequence.output_len - 1)
+
+    def _choose(self, chunk: Chunk, logits: npt.NDArray[np.float32]) -> list[NewToken]:
+        """The tokens that a chunk's logits (num_logits, vocab) give: none, one, or with right guesses several.
+
+        A sequence for which nothing can be chosen ends alone, with its error; the others of the step go on.
+        """
+        sequence = chunk.sequence
+        state = self._state[sequence]
+        drafts, sequence.drafts = sequence.drafts, []
+        known_len, right = len(sequence.token_ids), 0
+        tokens: list[NewToken] = []
+        sequence.cached_len = min(chunk.end, known_len)
         try:
-            return self._commit(sequence, self._state[sequence].sampler.sample(logits))
+            for position, row in enumerate(logits, start=chunk.logits_from):
+                if position + 1 < known_len:
+                    self._note_prompt(sequence, position, row)
+                    continue
+                sequence.cached_len = position + 1  # of what is known by now; a wrong guess behind it is written over
+                if state.max_tokens == 0:
+                    self.end(sequence, Finish.LENGTH)
+                    break
+                token = self._commit(sequence, state.sampler.sample(row))
+                tokens += [] if token is None else [token]
+                guess_at = position + 1 - known_len
+                is_right = token is not None and guess_at < len(drafts) and token.sampled.token_id == drafts[guess_at]
+                right += is_right
+                if sequence.finish is not None or not is_right:
+                    break
         except Exception as error:
             sequence.error = error
             self.end(sequence, Finish.ERROR)
-            return None
+        self._judge(chunk, chunk.end - known_len, right)
+        return tokens
+
+    def _note_prompt(self, sequence: Sequence, position: int, row: npt.NDArray[np.float32]) -> None:
+        """Logprob of the prompt's token after `position`."""
+        count = sequence.request.sampling.prompt_logprobs
+        assert count is not None, position
+        del sequence.prompt_logprobs[position:]  # preempted, and read from the beginning again
+        sequence.prompt_logprobs.append(with_logprobs(sequence.token_ids[position + 1], row, count))
+
+    def _judge(self, chunk: Chunk, guessed: int, right: int) -> None:
+        """Of the `guessed` tokens at the end of a chunk, `right` were."""
+        if guessed <= 0:
+            return
+        state = self._state[chunk.sequence]
+        assert state.drafter is not None, chunk
+        state.drafter.judge(guessed, right)
+        if right < guessed:
+            state.meter.count_rejected(chunk, chunk.end - guessed + right, self.runner.config)
 
     def end(self, sequence: Sequence, finish: Finish) -> None:
         """Finish a sequence now: abort it, or end it for a reason that lies outside (a stop string). Idempotent."""
@@ -197,6 +281,8 @@ class Engine:
             self.end(sequence, Finish.STOP)
             return None
         sequence.token_ids.append(sampled.token_id)
-        if sequence.output_len == state.max_tokens:
+        if state.grammar is not None and state.grammar.is_complete:
+            self.end(sequence, Finish.STOP)
+        elif sequence.output_len == state.max_tokens:
             self.end(sequence, Finish.LENGTH)
         return NewToken(sequence, sampled)

@@ -14,19 +14,18 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
 from typing import Any, Self
 
 from heedful import hardware
 from heedful.cache.disk import DiskTier
 from heedful.cost.ledger import Ledger
 from heedful.cost.receipt import Receipt
+from heedful.engine.answer import Answer, Completion, Piece
 from heedful.engine.engine import Engine, Live
 from heedful.engine.make_runner import make_runner
 from heedful.errors import BadParameter, TemplateError, UsageError
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
-from heedful.text.stops import StopStrings
 from heedful.weights.load import load
 from heedful.weights.source_names import default_model
 
@@ -34,39 +33,6 @@ DEFAULT_MAX_TOKENS = 256
 PREFIX_CACHE_BYTES = 2_000_000_000
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """Natural-log probabilities under the model's own distribution at one output position."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-    """(token id, logprob) of the likeliest tokens, as many as were asked for."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one step added: whole code points, "" while a token's bytes or a possible stop string are held back."""
-
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Completion:
-    text: str
-    token_ids: tuple[int, ...]
-    """Output tokens; an end-of-text token is not among them."""
-    prompt_token_ids: tuple[int, ...]
-    logprobs: tuple[Logprob, ...] | None
-    """One an output token; None unless asked for."""
-    finish_reason: str
-    """"stop", "length" or "cancelled"."""
-    receipt: Receipt
-    dropped_tokens: int = 0
-    """Prompt tokens cut off because `truncate` was asked for."""
 
 
 class LLM:
@@ -167,7 +133,7 @@ class LLM:
         params = sampling_params(**sampling)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         policy = policy or self.policy
-        kept = self._newest(ids, self._prompt_room(params, policy)) if truncate else ids
+        kept = self.newest(ids, self.prompt_room(params, policy)) if truncate else ids
         request = Request(tuple(kept), params, policy)
         return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=True)
 
@@ -178,26 +144,29 @@ class LLM:
         params = sampling_params(**sampling)
         ids = self.encode_chat(messages)
         policy = policy or self.policy
-        kept = self._fit(list(messages), self._prompt_room(params, policy)) if truncate else ids
+        kept = self.fit(list(messages), self.prompt_room(params, policy)) if truncate else ids
         request = Request(tuple(kept), params, policy)
         return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=False)
 
-    def encode_chat(self, messages: ListLike[Message]) -> list[int]:
-        """Token ids of a conversation under the model's own template, ready for the assistant's answer."""
+    def encode_chat(self, messages: ListLike[Message], tools: ListLike[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a conversation under the model's own template, ready for the assistant's answer.
+
+        tools: JSON schemas, for a template that knows tools.
+        """
         template = self.tokenizer.chat_template
         if template is None:
             raise TemplateError(
                 f"{self.name} has no chat template: it is a base model that continues text",
                 "Use generate() (command line: without --chat, --system and --messages), or another model.",
             )
-        return self.tokenizer.encode_segments(template.render(messages))
+        return self.tokenizer.encode_segments(template.render(messages, tools=tools))
 
-    def _prompt_room(self, params: SamplingParams, policy: CachePolicy) -> int:
+    def prompt_room(self, params: SamplingParams, policy: CachePolicy) -> int:
         """Prompt tokens that leave room for the answer asked for, or for half of the context where it asks for more."""
         longest = self.engine.longest(policy)
         return max(1, longest - (params.max_tokens or 1), longest // 2)
 
-    def _newest(self, ids: list[int], room: int) -> list[int]:
+    def newest(self, ids: list[int], room: int) -> list[int]:
         """The newest ids that fit, behind the begin-of-text token where there is one."""
         if len(ids) <= room:
             return ids
@@ -238,9 +207,9 @@ class LLM:
             for token in self.engine.step():
                 self._inboxes[token.sequence].append(token.sampled)
 
-    def _fit(self, messages: list[Message], room: int) -> list[int]:
+    def fit(self, messages: list[Message], room: int, tools: ListLike[Mapping[str, Any]] | None = None) -> list[int]:
         """Ids without the oldest turns (a user's message and what follows it up to the next), as few as will do."""
-        ids = self.encode_chat(messages)
+        ids = self.encode_chat(messages, tools)
         while len(ids) > room:
             turns = [i for i, message in enumerate(messages) if message.get("role") == "user"]
             if len(turns) < 2:
@@ -250,7 +219,7 @@ class LLM:
                     "Shorten it, or ask for a shorter answer (max_tokens).",
                 )
             del messages[turns[0] : turns[1]]
-            ids = self.encode_chat(messages)
+            ids = self.encode_chat(messages, tools)
         return ids
 
 
@@ -260,14 +229,10 @@ class TextStream:
     def __init__(self, llm: LLM, request: Request, *, dropped_tokens: int, continues: bool) -> None:
         """`continues`: the answer goes on in the middle of the prompt's text, as against a new turn."""
         self._llm = llm
-        self._dropped_tokens = dropped_tokens
-        self._decoder = llm.tokenizer.stream(continues=continues)
-        self._stops = StopStrings(request.sampling.stop)
-        self._texts: list[str] = []
-        self._taken: list[int] = []
-        self._logprobs: list[Logprob] = []
         self._completion: Completion | None = None
         self._sequence, self._inbox = llm.open_inbox(request)
+        decoder = llm.tokenizer.stream(continues=continues)
+        self._answer = Answer(self._sequence, decoder, dropped_tokens=dropped_tokens)
         # a stream that nobody iterates over must not run on; no lock is taken while garbage is collected
         self._drop = weakref.finalize(self, llm.abandoned.append, self._sequence)
 
@@ -320,7 +285,7 @@ class TextStream:
     def _advance(self) -> Iterator[Piece]:
         while not self._inbox and self._sequence.finish is None:
             self._llm.step(self._sequence)
-        while self._inbox and self._stops.matched is None:
+        while self._inbox and not self._answer.has_stopped:
             yield self._take(self._inbox.popleft())
         if self._sequence.finish is not None and self._completion is None:  # it may have been closed at the yield
             held_back = self._complete()
@@ -330,38 +295,19 @@ class TextStream:
                 yield Piece(held_back, ())
 
     def _take(self, sampled: Sampled) -> Piece:
-        if sampled.logprob is not None:
-            self._logprobs.append(Logprob(sampled.token_id, sampled.logprob, sampled.top_logprobs))
-        self._taken.append(sampled.token_id)
-        text = self._stops.push(self._decoder.push(sampled.token_id))
-        self._texts.append(text)
-        if self._stops.matched is not None:
+        piece = self._answer.take(sampled)
+        if self._answer.has_stopped:
             self._llm.end(self._sequence, Finish.STOP)
-        return Piece(text, (sampled.token_id,))
+        return piece
 
     def _complete(self) -> str:
         """Close the books; returns text that no piece has shown yet, as while a stop string might have followed."""
-        sequence = self._sequence
-        assert sequence.finish is not None
         self._drop.detach()
         unseen: list[str] = []
-        while self._inbox and self._stops.matched is None:  # computed by another stream's step, not taken yet
+        while self._inbox and not self._answer.has_stopped:  # computed by another stream's step, not taken yet
             unseen.append(self._take(self._inbox.popleft()).text)
-        if self._stops.matched is None:
-            tail = self._stops.push(self._decoder.flush()) + self._stops.flush()
-            self._texts.append(tail)
-            unseen.append(tail)
-        finish = Finish.STOP if self._stops.matched is not None else sequence.finish
-        receipt = self._llm.close_inbox(sequence)
-        self._completion = Completion(
-            text="".join(self._texts),
-            token_ids=tuple(self._taken),  # up to the stop string, where another stream's steps have gone on past it
-            prompt_token_ids=sequence.request.prompt_ids,
-            logprobs=tuple(self._logprobs) if sequence.request.sampling.logprobs is not None else None,
-            finish_reason=finish.value,
-            receipt=receipt,
-            dropped_tokens=self._dropped_tokens,
-        )
+        unseen.append(self._answer.flush())
+        self._completion = self._answer.complete(self._llm.close_inbox(self._sequence))
         return "".join(unseen)
 
 

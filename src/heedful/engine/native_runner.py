@@ -82,7 +82,8 @@ class NativeRunner:
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = np.array([p for chunk in chunks for p in range(chunk.start, chunk.end)], dtype=np.int32)
         starts = [0, *accumulate(chunk.end - chunk.start for chunk in chunks)]
-        wanted = [end - 1 for end, chunk in zip(starts[1:], chunks, strict=True) if chunk.reaches_end]
+        ends = zip(starts[1:], chunks, strict=True)
+        wanted = [row for end, chunk in ends for row in range(end - chunk.num_logits, end)]
         spans, pages, chosen = _span_arrays(batch)
         logits = self._logits_buffer(len(wanted))
         self._decoder.run(

@@ -22,7 +22,7 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Compute the batch's tokens, storing their K and V where each chunk's spans say.
 
-        Returns logits (R, vocab) of the last token of every chunk that reaches its sequence's end, in batch order. They
-        are valid until the next call, which may use the same memory.
+        Returns logits (R, vocab) of the last `num_logits` tokens of every chunk, in batch order. They are valid until
+        the next call, which may use the same memory.
         """
         ...

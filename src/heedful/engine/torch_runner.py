@@ -59,7 +59,11 @@ class TorchRunner:
         attend = self.attend(batch)
         hidden = self.decoder(*(torch.tensor(ints, device=self.device) for ints in (token_ids, positions)), attend)
         ends = np.cumsum([chunk.end - chunk.start for chunk in batch.chunks]) - 1
-        wanted = [int(end) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.reaches_end]
+        wanted = [
+            row
+            for end, chunk in zip(ends, batch.chunks, strict=True)
+            for row in range(int(end) + 1 - chunk.num_logits, int(end) + 1)
+        ]
         if not wanted:
             return np.empty((0, self.config.vocab_size), dtype=np.float32)
         return self.decoder.logits(hidden[wanted]).cpu().numpy()

@@ -35,6 +35,7 @@ class Tokenizer:
         """Every token that ends an answer."""
         self.special_ids = frozenset(vocabulary.control.values())
         """Control tokens: never made from plain text, left out when decoding."""
+        self.control_texts = frozenset(vocabulary.control)
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
@@ -93,11 +94,13 @@ class Tokenizer:
         stream = self.stream(skip_special=skip_special, continues=continues)
         return stream.push_all(ids) + stream.flush()
 
-    def stream(self, *, skip_special: bool = True, continues: bool = False) -> IncrementalDecoder:
-        """Decodes token by token; parameters as for `decode`."""
+    def stream(
+        self, *, skip_special: bool = True, continues: bool = False, kept_special: frozenset[int] = frozenset()
+    ) -> IncrementalDecoder:
+        """Decodes token by token; parameters as for `decode`. `kept_special`: control tokens whose text is kept."""
         return IncrementalDecoder(
             self,
-            skipped_ids=self.special_ids if skip_special else frozenset(),
+            skipped_ids=self.special_ids - kept_special if skip_special else frozenset(),
             drops_space=self._vocabulary.leading_space and not continues,
         )
 

@@ -1,0 +1,175 @@
+"""`heedful serve`: models behind the APIs that clients already speak."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
+from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
+from heedful.errors import BadParameter
+from heedful.weights.source_names import default_model
+
+if TYPE_CHECKING:
+    from heedful.engine.embedder import Embedder
+    from heedful.engine.llm import LLM
+    from heedful.server.settings import ServerSettings
+
+KEY_VARIABLE = "HEEDFUL_API_KEY"
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…; may be given again."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8080,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Requests must carry it; may be given again. Better: {KEY_VARIABLE}, keys with commas."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name that requests may be addressed to; * is any.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Pages of this origin may call, as in https://app.example; * is any.")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer; default: the model's.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait; further ones get 429.")] = 256,
+    max_loaded: Annotated[int, typer.Option(help="Models in memory at once.")] = 2,
+    idle_unload: Annotated[float, typer.Option(help="Minutes until an unused model is unloaded; 0: never.")] = 15.0,
+    drain: Annotated[float, typer.Option(help="Going down: seconds that open answers may take to end.")] = 30.0,
+    speculate: Annotated[bool, typer.Option("--speculate", help="Guess ahead from the text; same answers.")] = False,
+    kv: Kv = None,
+    precise: Precise = None,
+    window: Window = None,
+    sinks: Sinks = 0,
+    budget: Budget = None,
+    prefill: Prefill = "dense",
+    prefix_cache: PrefixCache = None,
+    prefix_cache_size: PrefixCacheSize = "2GB",
+    weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="Where the page's conversations are kept; default: the user's data folder.")
+    ] = None,
+    no_history: Annotated[bool, typer.Option("--no-history", help="Keep no conversations.")] = False,
+) -> None:
+    """Serve models over HTTP: OpenAI's and Anthropic's APIs, metrics, and a page to chat at /."""
+    _require_server()
+    from heedful.server.app import make_app
+    from heedful.server.run import listen
+    from heedful.server.run import serve as run
+    from heedful.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        models=tuple(model or [default_model]),
+        host=host,
+        port=_within("--port", port, 0, 65535),
+        api_keys=_keys(api_key),
+        allowed_hosts=tuple(allow_host or ()),
+        allowed_origins=tuple(allow_origin or ()),
+        policy=policy_from_options(kv, precise, window, sinks, budget, prefill),
+        speculate=speculate,
+        most_waiting=_within("--max-waiting", max_waiting, 1, 100_000),
+        most_models_loaded=_within("--max-loaded", max_loaded, 1, 1000),
+        idle_unload_seconds=None if idle_unload <= 0 else idle_unload * 60,
+        drain_seconds=_within("--drain", drain, 0, 3600),
+        history_path=None if no_history else str(history or _default_history()),
+    )
+    listening = listen(settings)  # before minutes of loading
+    loader = _Loader(
+        settings,
+        {
+            "context_len": context,
+            "threads": threads,
+            "policy": settings.policy,
+            "weights": weights,
+            **prefix_cache_from_options(prefix_cache, prefix_cache_size),
+        },
+    )
+    loader.load_first()
+    warn_of_loss(settings.models[0], settings.policy)
+    _announce(settings, listening.getsockname()[1], loader)
+    run(make_app(settings, loader.llm, loader.embedder), settings, listening)
+
+
+class _Loader:
+    """Makes models by name. The first one is loaded before the server starts, so that errors show on the terminal."""
+
+    def __init__(self, settings: ServerSettings, options: dict[str, Any]) -> None:
+        self._first = settings.models[0]
+        self._options = options
+        self._ready: dict[str, LLM] = {}
+
+    def load_first(self) -> None:
+        from heedful.weights.load_encoder import names_encoder
+        from heedful.weights.sources import resolve
+
+        if not names_encoder(resolve(self._first).path):
+            self._ready[self._first] = self.llm(self._first)
+
+    @property
+    def first(self) -> LLM | None:
+        return self._ready.get(self._first)
+
+    def llm(self, name: str) -> LLM:
+        from heedful.engine.llm import LLM
+
+        return self._ready.pop(name, None) or LLM(name, **self._options)
+
+    def embedder(self, name: str) -> Embedder:
+        from heedful.engine.embedder import load_embedder
+
+        return load_embedder(name, threads=self._options["threads"])
+
+
+def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
+    from heedful.kernels import native
+
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"heedful: {', '.join(settings.models)} at http://{host}:{port} (OpenAI: /v1, page: /)", file=sys.stderr)
+    llm = loader.first
+    if llm is not None:
+        runner = llm.engine.runner
+        kernels = native.variant() if native.is_built() else "PyTorch"
+        budget = runner.cache.budget_bytes / 1e9
+        print(
+            f"heedful: {kernels} kernels, {runner.threads} threads, up to {budget:.1f} GB of keys and values",
+            file=sys.stderr,
+        )
+    if not settings.api_keys and settings.host not in ("127.0.0.1", "localhost", "::1"):
+        print("heedful: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    keys = [*(given or []), *os.environ.get(KEY_VARIABLE, "").split(",")]
+    return tuple(key.strip() for key in keys if key.strip())
+
+
+def _within(option: str, value: Any, least: float, most: float) -> Any:
+    if not least <= value <= most:
+        raise BadParameter(option, f"must be between {least} and {most:,}")
+    return value
+
+
+def _default_history() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("heedful")) / "page.sqlite"
+
+
+def _require_server() -> None:
+    from importlib.util import find_spec
+
+    missing = [
+        name for name in ("starlette", "uvicorn", "httptools", "msgspec", "prometheus_client") if not find_spec(name)
+    ]
+    if missing:
+        raise BadParameter("serve", f"needs {', '.join(missing)}", "pip install 'heedful[server]'")

@@ -1,0 +1,117 @@
+"""The application: which path is whose, what happens at start and end, how errors leave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from heedful.engine.service import Service
+from heedful.server import chat_api, completions_api, embeddings_api, plain_api
+from heedful.server.bodies import HungUp
+from heedful.server.failures import Failure, failure_of, response_of
+from heedful.server.guard import Guard
+from heedful.server.metrics import Metrics
+from heedful.server.pool import Load, LoadEmbedder, ModelPool
+from heedful.server.settings import ServerSettings
+from heedful.server.state import ServerState, state_of
+
+CLIENT_CLOSED = 499
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+
+
+def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) -> Starlette:
+    """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder."""
+    metrics = Metrics()
+    pool = ModelPool(
+        settings.models,
+        load,
+        load_embedder,
+        observer=metrics.observer,
+        most_waiting=settings.most_waiting,
+        most_loaded=settings.most_models_loaded,
+        idle_unload_seconds=settings.idle_unload_seconds,
+    )
+    metrics.watch(lambda: _services(pool))
+    state = ServerState(settings, pool, metrics)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        pool.start()
+        state.is_ready = True
+        yield
+        state.is_ready = False
+        await pool.close(settings.drain_seconds)
+
+    app = Starlette(
+        routes=_routes(),
+        middleware=[Middleware(Guard, settings=settings)],
+        exception_handlers={HTTPException: _unknown_path},
+        lifespan=lifespan,
+    )
+    app.state.heedful = state
+    return app
+
+
+def _services(pool: ModelPool) -> Iterable[tuple[str, Service]]:
+    return [(hosted.name, hosted.service) for hosted in pool.models if hosted.service is not None]
+
+
+def _routes() -> list[Route]:
+    get = {
+        "/health": plain_api.health,
+        "/ready": plain_api.ready,
+        "/metrics": plain_api.metrics,
+        "/v1/models": plain_api.models,
+        "/v1/models/{name:path}": plain_api.model,
+    }
+    post = {
+        "/v1/chat/completions": chat_api.chat_completions,
+        "/v1/completions": completions_api.completions,
+        "/v1/embeddings": embeddings_api.embeddings,
+        "/tokenize": plain_api.tokenize,
+        "/detokenize": plain_api.detokenize,
+    }
+    return [
+        *(Route(path, Endpoint(handler, "GET"), methods=["GET"]) for path, handler in get.items()),
+        *(Route(path, Endpoint(handler, "POST"), methods=["POST"]) for path, handler in post.items()),
+    ]
+
+
+class Endpoint:
+    """A handler as an ASGI application: its errors become answers of the API's shape, and are counted."""
+
+    def __init__(self, handler: Handler, method: str) -> None:
+        self._handler = handler
+        self.__name__ = handler.__name__
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        state = state_of(request)
+        path = scope["route"].path if "route" in scope else scope["path"]
+        try:
+            response: ASGIApp = await self._handler(request)
+            status = response.status_code if isinstance(response, Response) else 200
+        except HungUp:
+            state.metrics.count_request(path, CLIENT_CLOSED)
+            return
+        except Exception as error:
+            failure = failure_of(error)
+            response, status = response_of(failure, scope["path"]), failure.status
+        state.metrics.count_request(path, status)
+        await response(scope, receive, send)
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), error
+    message = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    text = message.get(error.status_code, error.detail)
+    return response_of(Failure(error.status_code, kind, text), request.url.path)

@@ -1,0 +1,175 @@
+"""What a request to any of the APIs asks of a model, and the events that come back. Knows no wire format.
+
+turn = await ChatTurn.open(hosted, ask)
+async for delta in turn.deltas(): ...
+turn.completion, turn.finish_reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from heedful.engine.answer import Completion, Logprob
+from heedful.engine.llm import LLM
+from heedful.engine.service import AnswerStream
+from heedful.errors import BadParameter
+from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
+from heedful.server.failures import HTTPFailure
+from heedful.server.pool import Hosted
+from heedful.text.tool_calls import CallBegin, CallEnd, Event, TextDelta, ToolCallParser
+from heedful.text.tool_formats import ToolChoice, ToolFormat, tool_format, with_tools
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What prompts and chats have in common."""
+
+    sampling: SamplingParams
+    policy: CachePolicy
+    salt: str = ""
+    speculate: bool = False
+    truncate: bool = False
+    grammar: GrammarSpec | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Chat:
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step added to a chat's answer."""
+
+    events: tuple[Event, ...]
+    logprobs: tuple[Logprob, ...] = ()
+
+
+async def open_prompt(
+    hosted: Hosted, prompt: str | Sequence[int], ask: Ask, *, wants_pieces: bool | None = None
+) -> AnswerStream:
+    """A text, or token ids, to be continued."""
+    llm = hosted.llm
+    ids = await asyncio.to_thread(llm.tokenizer.encode, prompt) if isinstance(prompt, str) else list(prompt)
+    kept = llm.newest(ids, llm.prompt_room(ask.sampling, ask.policy)) if ask.truncate else ids
+    return await _open(hosted, kept, ask, dropped=len(ids) - len(kept), continues=True, wants_pieces=wants_pieces)
+
+
+class ChatTurn:
+    """An assistant's answer in a chat, tool calls in it recognised."""
+
+    def __init__(self, stream: AnswerStream, parser: ToolCallParser | None) -> None:
+        self._stream = stream
+        self._parser = parser
+        self._has_calls = False
+
+    @staticmethod
+    async def open(hosted: Hosted, chat: Chat, ask: Ask) -> ChatTurn:
+        """Raises what rendering, the grammar and the engine do."""
+        llm = hosted.llm
+        template = llm.tokenizer.chat_template
+        how = tool_format(template.source if template else None, llm.tokenizer.control_texts)
+        ids, dropped = await asyncio.to_thread(_chat_ids, llm, chat, ask, how)
+        calls = bool(chat.tools) and chat.choice.mode != "none"
+        parser = None
+        kept_special: frozenset[int] = frozenset()
+        if calls:
+            parser = ToolCallParser(how, [tool["function"]["name"] for tool in chat.tools])
+            marker_ids = (llm.tokenizer.id_of(text) for text in how.markers)
+            kept_special = frozenset(token for token in marker_ids if token is not None)
+        if calls and chat.choice.mode == "required":
+            if ask.grammar is not None:
+                raise HTTPFailure(400, "cannot be combined with a tool call that is required", field="response_format")
+            from heedful.text.tool_calls import tool_grammar
+
+            ask = replace(ask, grammar=tool_grammar(chat.tools, chat.choice, how, llm.tokenizer))
+        stream = await _open(hosted, ids, ask, dropped=dropped, continues=False, kept_special=kept_special)
+        return ChatTurn(stream, parser)
+
+    @property
+    def completion(self) -> Completion:
+        return self._stream.completion
+
+    @property
+    def stream(self) -> AnswerStream:
+        return self._stream
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word; "tool_calls" only for an answer that came to its own end."""
+        reason = self.completion.finish_reason
+        return "tool_calls" if reason == "stop" and self._has_calls else reason
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Text and calls as they come; the stream closes with this iterator."""
+        try:
+            async for piece in self._stream:
+                events = self._read(piece.text)
+                if events or piece.logprobs:
+                    yield Delta(events, piece.logprobs)
+            if self._parser is not None and (events := self._noted(self._parser.flush())):
+                yield Delta(events)
+        finally:
+            self._stream.close()
+
+    async def complete(self) -> tuple[Event, ...]:
+        """All events of an answer that was opened without `stream`."""
+        completion = await self._stream.complete()
+        if self._parser is None:
+            return (TextDelta(completion.text),) if completion.text else ()
+        return self._noted([*self._parser.push(completion.text), *self._parser.flush()])
+
+    def _read(self, text: str) -> tuple[Event, ...]:
+        if not text:
+            return ()
+        return (TextDelta(text),) if self._parser is None else self._noted(self._parser.push(text))
+
+    def _noted(self, events: list[Event]) -> tuple[Event, ...]:
+        self._has_calls = self._has_calls or any(isinstance(event, CallBegin | CallEnd) for event in events)
+        return tuple(events)
+
+
+def _chat_ids(llm: LLM, chat: Chat, ask: Ask, how: ToolFormat) -> tuple[list[int], int]:
+    """Token ids of the conversation, and how many were dropped to make it fit."""
+    messages = with_tools(chat.messages, chat.tools, chat.choice, how)
+    told = chat.tools if how.is_native and chat.tools and chat.choice.mode != "none" else None
+    ids = llm.encode_chat(messages, told)
+    if not ask.truncate:
+        return ids, 0
+    kept = llm.fit(list(messages), llm.prompt_room(ask.sampling, ask.policy), told)
+    return kept, len(ids) - len(kept)
+
+
+async def _open(
+    hosted: Hosted,
+    ids: Sequence[int],
+    ask: Ask,
+    *,
+    dropped: int,
+    continues: bool,
+    kept_special: frozenset[int] = frozenset(),
+    wants_pieces: bool | None = None,
+) -> AnswerStream:
+    service, grammars = hosted.service, hosted.grammars
+    assert service is not None, hosted.name
+    assert grammars is not None, hosted.name
+    grammar = None
+    if ask.grammar is not None:
+        if ask.sampling.ignore_eos:
+            raise BadParameter("response_format", "cannot be combined with ignore_eos")
+        grammar = await asyncio.to_thread(grammars.compile, ask.grammar)
+    request = Request(tuple(ids), ask.sampling, ask.policy, ask.salt, ask.speculate)
+    return await service.open(
+        request,
+        grammar=grammar,
+        continues=continues,
+        kept_special=kept_special,
+        dropped_tokens=dropped,
+        wants_pieces=ask.stream if wants_pieces is None else wants_pieces,
+    )

@@ -1,0 +1,127 @@
+"""Errors as the APIs show them: which status, which words. Nothing that a caller sends ends in a 5xx."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from heedful.errors import (
+    BadParameter,
+    CacheFull,
+    ContextOverflow,
+    EngineStopped,
+    HeedfulError,
+    LicenceNotAccepted,
+    QueueFull,
+    UnknownModel,
+    UnsupportedModel,
+    UsageError,
+)
+
+log = logging.getLogger("heedful.server")
+
+RETRY_AFTER_SECONDS = 2
+_PATH = re.compile(r" - at `([^`]*)`$")
+
+
+class HTTPFailure(HeedfulError):
+    """A request that ends with this status; `field` names what in it was wrong."""
+
+    def __init__(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        self.status = status
+        self.field = field
+        self.code = code
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Failure:
+    status: int
+    kind: str
+    """OpenAI's `type`."""
+    message: str
+    field: str | None = None
+    code: str | None = None
+
+
+def failure_of(error: Exception) -> Failure:
+    """What a caller is told of it. An error that is none of ours is logged and told without its words."""
+    if isinstance(error, HTTPFailure):
+        return Failure(error.status, _kind(error.status), error.message, error.field, error.code)
+    if not isinstance(error, HeedfulError):
+        log.error("a request failed", exc_info=error)
+        return Failure(500, "server_error", "the server failed; its log says where")
+    text = f"{error.message}. {error.remedy}".rstrip(". ") + "."
+    status, code = _status(error)
+    field = error.field if isinstance(error, BadParameter) else None
+    return Failure(
+        status, _kind(status), text, field or ("messages" if code == "context_length_exceeded" else None), code
+    )
+
+
+def _status(error: HeedfulError) -> tuple[int, str | None]:
+    if isinstance(error, ContextOverflow):
+        return 400, "context_length_exceeded"
+    if isinstance(error, UsageError):
+        return 400, None
+    if isinstance(error, UnknownModel):
+        return 404, "model_not_found"
+    if isinstance(error, QueueFull):
+        return 429, "queue_full"
+    if isinstance(error, EngineStopped):
+        return 503, "shutting_down"
+    if isinstance(error, CacheFull | UnsupportedModel | LicenceNotAccepted):
+        return 400, None
+    return 500, None
+
+
+def _kind(status: int) -> str:
+    return {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+
+
+def openai_body(failure: Failure) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": failure.message,
+            "type": failure.kind,
+            "param": failure.field,
+            "code": failure.code,
+        }
+    }
+
+
+def anthropic_body(failure: Failure) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+    kinds |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
+    kind = kinds.get(failure.status, "invalid_request_error")
+    where = f"{failure.field}: " if failure.field and not failure.message.startswith(failure.field) else ""
+    return {"type": "error", "error": {"type": kind, "message": where + failure.message}}
+
+
+def body_of(failure: Failure, path: str) -> dict[str, Any]:
+    return anthropic_body(failure) if path.startswith("/v1/messages") else openai_body(failure)
+
+
+def response_of(failure: Failure, path: str) -> Response:
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if failure.status in (429, 503) else {}
+    if failure.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    body = msgspec.json.encode(body_of(failure, path))
+    return Response(body, failure.status, headers, media_type="application/json")
+
+
+def invalid(error: msgspec.ValidationError) -> HTTPFailure:
+    """A body of the wrong shape: the field's name is what msgspec says it is."""
+    text = str(error)
+    path = _PATH.search(text)
+    field = path.group(1).removeprefix("$").removeprefix(".") if path else None
+    if field is None and (missing := re.search(r"missing required field `([^`]*)`", text)):
+        field = missing.group(1)
+    return HTTPFailure(400, _PATH.sub("", text), field=field or None)

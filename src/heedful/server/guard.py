@@ -1,0 +1,138 @@
+"""What is refused before a handler sees a request: foreign hosts and origins, missing keys, bodies that are too big.
+
+A server on loopback can be reached by any page in the user's browser: by a name that resolves to 127.0.0.1 (DNS
+rebinding: the Host header gives it away), or across origins (the Origin header does). Both are refused unless allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from heedful.server.failures import Failure, response_of
+from heedful.server.settings import ServerSettings
+
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico"})
+"""No key is asked for these; `/` is the page, which asks for it itself."""
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_CORS_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+
+
+class Guard:
+    """ASGI middleware. Sets scope["state"]["salt"]: of the caller's key, which prefix sharing goes by."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._key_digests = [_digest(key) for key in settings.api_keys]
+        self._hosts = _LOOPBACK | {settings.host.lower()} | {host.lower() for host in settings.allowed_hosts}
+        self._any_host = "*" in settings.allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and self._is_foreign(origin, headers.get("host", "")):
+            if not self._is_allowed_origin(origin):
+                message = f"pages of {origin} may not call this server; start it with --allow-origin {origin}"
+                await self._refuse(Failure(403, "permission_error", message), scope, receive, send)
+                return
+            send = _with_cors(send, origin)
+            if scope["method"] == "OPTIONS":
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+        failure = self._refusal(scope, headers)
+        if failure is not None:
+            await self._refuse(failure, scope, receive, send)
+            return
+        await self._app(scope, _limited(receive, self._settings.most_body_bytes), send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Failure | None:
+        host = headers.get("host", "")
+        if not self._any_host and _host_name(host) not in self._hosts:
+            message = (
+                f"requests to host {host!r} are not answered; start the server with --allow-host {_host_name(host)}"
+            )
+            return Failure(403, "permission_error", message)
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._settings.most_body_bytes:
+            return Failure(413, "invalid_request_error", f"the body is over {self._settings.most_body_bytes:,} bytes")
+        key = _key_of(headers)
+        if self._key_digests and scope["path"] not in OPEN_PATHS and not self._is_known(key):
+            return Failure(401, "authentication_error", "the API key is missing or wrong", code="invalid_api_key")
+        scope.setdefault("state", {})["salt"] = _digest(key).hex() if self._key_digests else ""
+        return None
+
+    def _is_known(self, key: str) -> bool:
+        """Compares with every key, in a time that depends on none of them."""
+        found = False
+        for digest in self._key_digests:
+            found |= hmac.compare_digest(digest, _digest(key))
+        return found
+
+    def _is_foreign(self, origin: str, host: str) -> bool:
+        return origin.partition("://")[2].lower() != host.lower()
+
+    def _is_allowed_origin(self, origin: str) -> bool:
+        return "*" in self._settings.allowed_origins or origin in self._settings.allowed_origins
+
+    async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+        await response_of(failure, scope["path"])(scope, receive, send)
+
+
+class BodyTooLarge(Exception):
+    """More came than the content-length header, or its absence, let expect."""
+
+
+def _limited(receive: Receive, most_bytes: int) -> Receive:
+    taken = 0
+
+    async def limited() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > most_bytes:
+            raise BodyTooLarge
+        return message
+
+    return limited
+
+
+def _with_cors(send: Send, origin: str) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *_cors(origin)]
+        await send(message)
+
+    return sending
+
+
+def _cors(origin: str) -> Iterable[tuple[bytes, bytes]]:
+    yield b"access-control-allow-origin", origin.encode("latin-1", "replace")
+    yield b"access-control-allow-headers", _CORS_HEADERS.encode()
+    yield b"access-control-allow-methods", b"GET, POST, DELETE"
+    yield b"access-control-max-age", b"600"
+    yield b"vary", b"Origin"
+
+
+def _key_of(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _host_name(host: str) -> str:
+    """Without the port."""
+    if host.startswith("["):
+        return host.partition("]")[0].lower() + "]"
+    return host.partition(":")[0].lower()

@@ -1,0 +1,87 @@
+"""The small endpoints: models, tokens, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from heedful import __version__
+from heedful.server.bodies import JSON, json_response, read_body
+from heedful.server.chat_api import messages_of
+from heedful.server.failures import HTTPFailure
+from heedful.server.pool import Hosted
+from heedful.server.state import state_of
+
+
+async def health(request: Request) -> Response:
+    """The process answers."""
+    return json_response({"status": "ok", "version": __version__})
+
+
+async def ready(request: Request) -> Response:
+    """The first model is loaded, and the server is not going down."""
+    is_ready = state_of(request).is_ready
+    return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+
+async def metrics(request: Request) -> Response:
+    return Response(state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def models(request: Request) -> Response:
+    pool = state_of(request).pool
+    return json_response({"object": "list", "data": [_model(hosted) for hosted in pool.models]})
+
+
+async def model(request: Request) -> Response:
+    return json_response(_model(state_of(request).pool.find(request.path_params["name"])))
+
+
+def _model(hosted: Hosted) -> JSON:
+    about: JSON = {"id": hosted.name, "object": "model", "created": hosted.created, "owned_by": "heedful"}
+    about["loaded"] = hosted.is_loaded
+    if hosted.service is not None:
+        about["context_length"] = hosted.llm.context_len
+    return about
+
+
+class TokenizeBody(Struct, kw_only=True):
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+
+
+async def tokenize(request: Request) -> Response:
+    """`prompt` (vLLM's name) or `content` (llama.cpp's), or the `messages` of a chat, as token ids."""
+    body = await read_body(request, TokenizeBody)
+    text = body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise HTTPFailure(400, "give either prompt or messages", field="prompt")
+    async with state_of(request).pool.lease(body.model) as hosted:
+        llm = hosted.llm
+        if text is None:
+            tokens = await asyncio.to_thread(llm.encode_chat, messages_of(body.messages or []))
+        else:
+            add_bos = False if body.add_special_tokens is False else None
+            tokens = await asyncio.to_thread(lambda: llm.tokenizer.encode(text, add_bos=add_bos))
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": llm.context_len})
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+async def detokenize(request: Request) -> Response:
+    body = await read_body(request, DetokenizeBody)
+    async with state_of(request).pool.lease(body.model) as hosted:
+        size = hosted.llm.tokenizer.vocab_size
+        if bad := [token for token in body.tokens if not 0 <= token < size]:
+            raise HTTPFailure(400, f"token id {bad[0]} is not in the vocabulary of {size:,}", field="tokens")
+        return json_response({"prompt": hosted.llm.tokenizer.decode(body.tokens, skip_special=False)})

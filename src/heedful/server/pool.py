@@ -1,0 +1,146 @@
+"""The models that the server knows: loaded when first asked for, unloaded when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from heedful.engine.llm import LLM
+from heedful.engine.service import Observer, Service
+from heedful.errors import UnknownModel
+from heedful.sampling.grammar import GrammarCompiler
+
+if TYPE_CHECKING:
+    from heedful.engine.embedder import Embedder
+
+Load = Callable[[str], LLM]
+LoadEmbedder = Callable[[str], "Embedder"]
+CHECK_SECONDS = 1.0
+
+
+class Hosted:
+    """A model of the server. What is loaded of it is loaded under `lock`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.created = int(time.time())
+        self.lock = asyncio.Lock()
+        self.service: Service | None = None
+        self.grammars: GrammarCompiler | None = None
+        self.embedder: Embedder | None = None
+        self.users = 0
+        """Requests that hold a lease."""
+        self.last_used = time.monotonic()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.service is not None or self.embedder is not None
+
+    @property
+    def llm(self) -> LLM:
+        assert self.service is not None, f"{self.name} is not loaded"
+        return self.service.llm
+
+
+class ModelPool:
+    """`load` and `load_embedder` run in a thread; `observer`: makes what a service reports to."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        load: Load,
+        load_embedder: LoadEmbedder,
+        *,
+        observer: Callable[[str], Observer],
+        most_waiting: int,
+        most_loaded: int,
+        idle_unload_seconds: float | None,
+    ) -> None:
+        self._hosted = {name: Hosted(name) for name in names}
+        self._load = load
+        self._load_embedder = load_embedder
+        self._observer = observer
+        self._most_waiting = most_waiting
+        self._most_loaded = most_loaded
+        self._idle_seconds = idle_unload_seconds
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def models(self) -> list[Hosted]:
+        return list(self._hosted.values())
+
+    def find(self, name: str | None) -> Hosted:
+        """None: the first one. Raises UnknownModel."""
+        if name is None:
+            return self.models[0]
+        if name not in self._hosted:
+            raise UnknownModel(name, [], f"This server has: {', '.join(self._hosted)}.")
+        return self._hosted[name]
+
+    @asynccontextmanager
+    async def lease(self, name: str | None) -> AsyncIterator[Hosted]:
+        """A model that can generate, loaded; it stays so meanwhile. Raises UnknownModel and what loading raises."""
+        async with self._held(name) as hosted:
+            async with hosted.lock:
+                if hosted.service is None:
+                    await self._make_room(hosted)
+                    llm = await asyncio.to_thread(self._load, hosted.name)
+                    hosted.grammars = GrammarCompiler(llm.tokenizer)
+                    hosted.service = Service(llm, most_waiting=self._most_waiting, observer=self._observer(hosted.name))
+            yield hosted
+
+    @asynccontextmanager
+    async def lease_embedder(self, name: str | None) -> AsyncIterator[Embedder]:
+        async with self._held(name) as hosted:
+            async with hosted.lock:
+                if hosted.embedder is None:
+                    await self._make_room(hosted)
+                    hosted.embedder = await asyncio.to_thread(self._load_embedder, hosted.name)
+            yield hosted.embedder
+
+    def start(self) -> None:
+        self._watch = asyncio.create_task(self._unload_idle())
+
+    async def close(self, drain_seconds: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        services = [hosted.service for hosted in self.models if hosted.service is not None]
+        await asyncio.gather(*(service.close(drain_seconds) for service in services))
+
+    @asynccontextmanager
+    async def _held(self, name: str | None) -> AsyncIterator[Hosted]:
+        hosted = self.find(name)
+        hosted.users += 1
+        try:
+            yield hosted
+        finally:
+            hosted.users -= 1
+            hosted.last_used = time.monotonic()
+
+    async def _make_room(self, wanted: Hosted) -> None:
+        """Unload what nobody uses, the longest unused first, until one more may be loaded."""
+        loaded = [hosted for hosted in self.models if hosted.is_loaded and hosted is not wanted]
+        idle = sorted((hosted for hosted in loaded if not hosted.users), key=lambda hosted: hosted.last_used)
+        for hosted in idle[: max(0, len(loaded) + 1 - self._most_loaded)]:
+            await self._unload(hosted)
+
+    async def _unload(self, hosted: Hosted) -> None:
+        service, hosted.service, hosted.grammars, hosted.embedder = hosted.service, None, None, None
+        if service is not None:
+            await service.close()
+
+    async def _unload_idle(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            if self._idle_seconds is None:
+                continue
+            now = time.monotonic()
+            for hosted in self.models:
+                if hosted.is_loaded and not hosted.users and now - hosted.last_used > self._idle_seconds:
+                    async with hosted.lock:
+                        if not hosted.users:
+                            await self._unload(hosted)

@@ -1,0 +1,95 @@
+"""Server-sent events: an asynchronous iterator of bytes as a response that stops when the client hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from heedful.server.failures import Failure, failure_of
+
+PING = b": still working\n\n"
+PING_SECONDS = 10.0
+"""So long without an event, and a comment keeps proxies from giving the connection up: a long prompt being read."""
+DONE = b"data: [DONE]\n\n"
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def data(body: Any) -> bytes:
+    """An event without a name."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def event(name: str, body: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+
+class EventStream:
+    """`events`: closed when the client hangs up or the server stops. `on_error`: an event that tells of an error.
+    `held`: what is released when the stream ends, though it never began.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_error: Callable[[Failure], bytes], held: AsyncExitStack
+    ) -> None:
+        self._events = events
+        self._on_error = on_error
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            sending = asyncio.ensure_future(self._send(send))
+            gone = asyncio.ensure_future(_disconnected(receive))
+            try:
+                await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (sending, gone):
+                    task.cancel()
+                await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        async with aclosing(self._events) as events:
+            try:
+                async for body in _pinging(events):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            except OSError:
+                return  # the connection is gone
+            except Exception as error:
+                body = self._on_error(failure_of(error))
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _pinging(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events, with a ping wherever none came for a while."""
+    waiting: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            waiting = asyncio.ensure_future(anext(events))
+            while not (await asyncio.wait({waiting}, timeout=PING_SECONDS))[0]:
+                yield PING
+            try:
+                body = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield body
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
