@@ -14,7 +14,9 @@ from heedful.testing import plain_cache
 
 
 class ScriptedRunner:
-    """`logits_of`: (vocab,) for the last token of a sequence. `on_step` gets every batch before it is computed."""
+    """`logits_of`: (vocab,) for the last token of a sequence, which may be a guessed one. `on_step` gets every batch
+    before it is computed.
+    """
 
     def __init__(
         self,
@@ -46,5 +48,11 @@ class ScriptedRunner:
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         self.on_step(batch)
         self.steps += 1
-        rows = [self._logits_of(chunk.sequence) for chunk in batch.chunks if chunk.reaches_end]
+        rows = [
+            self._logits_of(
+                Sequence(chunk.sequence.request, (chunk.sequence.token_ids + chunk.sequence.drafts)[: at + 1])
+            )
+            for chunk in batch.chunks
+            for at in range(chunk.logits_from, chunk.end)
+        ]
         return np.stack(rows) if rows else np.empty((0, self.config.vocab_size), dtype=np.float32)

@@ -41,7 +41,12 @@ class Drafter:
         if len(ids) < max(NGRAM + 1, self._rest_until) or most < 1:
             return []
         at = self._follows.get(tuple(ids[-NGRAM:]))
-        return [] if at is None else list(ids[at : at + min(most, self._length)])
+        if at is None:
+            return []
+        guessed: list[int] = []
+        for position in range(at, at + min(most, self._length)):  # runs into the guesses where a text repeats itself
+            guessed.append(ids[position] if position < len(ids) else guessed[position - len(ids)])
+        return guessed
 
     def judge(self, guessed: int, right: int) -> None:
         """After a step: of so many guesses so many were right."""
