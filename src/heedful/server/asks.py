@@ -61,6 +61,11 @@ async def open_prompt(
     return await _open(hosted, kept, ask, dropped=len(ids) - len(kept), continues=True, wants_pieces=wants_pieces)
 
 
+async def count_tokens(hosted: Hosted, chat: Chat) -> int:
+    """Of the prompt that the conversation is, tools included. Raises what rendering does."""
+    return len(await asyncio.to_thread(_rendered, hosted.llm, chat, _format_of(hosted.llm)))
+
+
 class ChatTurn:
     """An assistant's answer in a chat, tool calls in it recognised."""
 
@@ -73,8 +78,7 @@ class ChatTurn:
     async def open(hosted: Hosted, chat: Chat, ask: Ask) -> ChatTurn:
         """Raises what rendering, the grammar and the engine do."""
         llm = hosted.llm
-        template = llm.tokenizer.chat_template
-        how = tool_format(template.source if template else None, llm.tokenizer.control_texts)
+        how = _format_of(llm)
         ids, dropped = await asyncio.to_thread(_chat_ids, llm, chat, ask, how)
         calls = bool(chat.tools) and chat.choice.mode != "none"
         parser = None
@@ -135,14 +139,27 @@ class ChatTurn:
         return tuple(events)
 
 
+def _format_of(llm: LLM) -> ToolFormat:
+    template = llm.tokenizer.chat_template
+    return tool_format(template.source if template else None, llm.tokenizer.control_texts)
+
+
+def _told_tools(chat: Chat, how: ToolFormat) -> list[dict[str, Any]] | None:
+    """Those that the template itself tells of."""
+    return chat.tools if how.is_native and chat.tools and chat.choice.mode != "none" else None
+
+
+def _rendered(llm: LLM, chat: Chat, how: ToolFormat) -> list[int]:
+    return llm.encode_chat(with_tools(chat.messages, chat.tools, chat.choice, how), _told_tools(chat, how))
+
+
 def _chat_ids(llm: LLM, chat: Chat, ask: Ask, how: ToolFormat) -> tuple[list[int], int]:
     """Token ids of the conversation, and how many were dropped to make it fit."""
-    messages = with_tools(chat.messages, chat.tools, chat.choice, how)
-    told = chat.tools if how.is_native and chat.tools and chat.choice.mode != "none" else None
-    ids = llm.encode_chat(messages, told)
+    ids = _rendered(llm, chat, how)
     if not ask.truncate:
         return ids, 0
-    kept = llm.fit(list(messages), llm.prompt_room(ask.sampling, ask.policy), told)
+    messages = with_tools(chat.messages, chat.tools, chat.choice, how)
+    kept = llm.fit(list(messages), llm.prompt_room(ask.sampling, ask.policy), _told_tools(chat, how))
     return kept, len(ids) - len(kept)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +64,22 @@ def failure_of(error: Exception) -> Failure:
     return Failure(
         status, _kind(status), text, field or ("messages" if code == "context_length_exceeded" else None), code
     )
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Failures inside of it name fields as an API does that calls them differently: {our name: theirs}."""
+    try:
+        yield
+    except HeedfulError as error:
+        failure = failure_of(error)
+        theirs = names.get(failure.field or "")
+        if theirs is None:
+            raise
+        ours = f"{failure.field}: "
+        text = failure.message
+        text = f"{theirs}: {text.removeprefix(ours)}" if text.startswith(ours) else text
+        raise HTTPFailure(failure.status, text, field=theirs, code=failure.code) from error
 
 
 def _status(error: HeedfulError) -> tuple[int, str | None]:

@@ -159,7 +159,8 @@ def grammar_of(response_format: dict[str, Any] | None, field: str = "response_fo
         holder = response_format.get("json_schema", response_format)
         schema = holder.get("schema") if isinstance(holder, dict) else None
         if not isinstance(schema, dict | bool):
-            raise HTTPFailure(400, "a JSON schema is missing", field=f"{field}.json_schema.schema")
+            where = f"{field}.json_schema" if "json_schema" in response_format else field
+            raise HTTPFailure(400, "a JSON schema is missing", field=f"{where}.schema")
         return GrammarSpec("json_schema", json.dumps(schema))
     text = response_format.get(kind) if isinstance(kind, str) else None
     if kind in ("regex", "lark") and isinstance(text, str):
