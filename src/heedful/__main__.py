@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     # Modules and a vocabulary are hundreds of thousands of objects, none of them garbage: looking through them every
-    # 700 is a twentieth of the start.
+    # 700 took 2 % of a start's instructions.
     gc.set_threshold(50_000)
     try:
         from heedful.cli.main import run
