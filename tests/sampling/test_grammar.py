@@ -227,6 +227,19 @@ REFUSED: list[tuple[str, str]] = [
     (json.dumps({"enum": list(range(10_001))}), "10,001"),
     (json.dumps({"const": "a" * MAX_BYTES}), "bytes"),
     ("[" * 100_000, "deep"),
+    (json.dumps({"properties": {f"p{n}": {} for n in range(1001)}}), "1,000 schemas"),
+    (json.dumps({"type": "object", "required": [f"p{n}" for n in range(1001)]}), "requires 1,001"),
+    (json.dumps({"type": "object", "patternProperties": {f"^p{n}x+": {} for n in range(17)}}), "patternProperties"),
+    (json.dumps({"allOf": [{"type": "string", "pattern": f"a{{0,{n}}}b"} for n in range(200)]}), "patterns"),
+    (
+        json.dumps(
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}", "pattern": f"a{{0,{n}}}b"} for n in range(20)},
+            }
+        ),
+        "patterns",
+    ),
     ('{"items":' * 65 + "{}" + "}" * 65, "deep"),
 ]
 
@@ -414,7 +427,15 @@ def test_lark_with_schemas_and_control_tokens(compiler: GrammarCompiler, tokeniz
 
 @pytest.mark.parametrize(
     "text",
-    ["", "start: nowhere", "start: %json {", 'start: %json {"not": {}}', "start: /(a{999}){999}/", "start: <[999]>"],
+    [
+        "",
+        "start: nowhere",
+        "start: %json {",
+        'start: %json {"not": {}}',
+        "start: /(a{999}){999}/",
+        "start: <[999]>",
+        "start: " + "%json {} " * 20_000,
+    ],
 )
 def test_lark_that_is_refused(compiler: GrammarCompiler, text: str) -> None:
     with pytest.raises(BadParameter):

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 MAX_LEXER_STATES = 150_000
 """1 to 2 kB each, of one grammar; a string of 4,096 characters takes about 40,000."""
 MAX_GRAMMAR_SYMBOLS = 200_000
+START_FUEL = 3_000_000
+"""llguidance's measure of the work on regexes before the first token; about 50,000 a millisecond."""
+MAX_BOUNDED_CHARS = 4_000_000
+"""Of a grammar whose schemas have got their bounds."""
 
 # Penalties of eight tokens for each byte of a bitmask, lowest bit first: 0 where the bit is set, else -inf.
 _PENALTIES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
@@ -48,6 +52,7 @@ _PENALTIES = _PENALTIES.astype(np.float32)
 
 # What must be told apart to find the schemas in a Lark grammar: strings, regexes, comments. Each reads on, never back.
 _LARK_PIECE = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])*/?|%json\b', re.DOTALL)
+_SPACE = re.compile(r"\s*")
 
 
 class GrammarFailed(HeedfulError):
@@ -74,7 +79,10 @@ class GrammarCompiler:
             source = _source(spec)
             tokenizer = self._prepared()
             limits = llguidance.LLParserLimits(
-                max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SYMBOLS, verbose_errors=False
+                max_lexer_states=MAX_LEXER_STATES,
+                max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+                initial_lexer_fuel=START_FUEL,
+                verbose_errors=False,
             )
             matcher = _guarded(lambda: llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits))
             grammar = Grammar(matcher, self._tokenizer)
@@ -237,7 +245,7 @@ def _choice_grammar(choices: Any) -> str:
 
 def _bounded_lark(text: str) -> str:
     """A Lark grammar whose %json schemas are bounded and whose regexes are checked."""
-    pieces, done = [], 0
+    pieces, done, size = [], 0, 0
     while (found := _LARK_PIECE.search(text, done)) is not None:
         pieces.append(text[done : found.end()])
         done = found.end()
@@ -246,12 +254,17 @@ def _bounded_lark(text: str) -> str:
         if found[0] == "%json":
             schema, done = _leading_json(text, done)
             pieces.append(" " + json.dumps({**bounded_schema(schema), "x-guidance": SEPARATORS}))
+            size += len(pieces[-1])
+            if size > MAX_BOUNDED_CHARS:
+                raise Refused("it has too many schemas")
     return "".join(pieces) + text[done:]
 
 
 def _leading_json(text: str, start: int) -> tuple[Any, int]:
     """The JSON value at `start`, after white space, and the position behind it."""
-    start += len(text[start:]) - len(text[start:].lstrip())
+    space = _SPACE.match(text, start)
+    assert space is not None
+    start = space.end()
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError) as error:

@@ -22,6 +22,12 @@ MAX_BYTES = 256 * 1024
 """Of a schema, regex, grammar or list of choices, in UTF-8."""
 MAX_DEPTH = 64
 MAX_ENUM = 10_000
+MAX_SCHEMAS = 1000
+"""In one document, and names that an object requires: llguidance's time grows with their square."""
+MAX_PATTERN_PROPERTIES = 16
+"""Of one object: each is compared with each."""
+MAX_JOINT_PATTERNS = 6
+"""In a document where several patterns may apply to one string: the time grows exponentially with them."""
 MAX_REGEX_SIZE = 20_000
 """Of a regex whose repetitions are written out: (a{0,100}){0,100} has 10,000."""
 
@@ -163,6 +169,8 @@ class _Bounds:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._seen: set[int] = set()
+        self._patterns = 0
+        self._may_join = False
         self._targets: list[str] = []
         self._uses_value = False
         # Narrowing one side of a oneOf may hide that both sides match; no guessing of types in such documents.
@@ -174,6 +182,8 @@ class _Bounds:
             target = self._resolved(self._targets.pop())
             if isinstance(target, dict):
                 self._bound(target, in_branch=False)
+        if self._may_join and self._patterns > MAX_JOINT_PATTERNS:
+            raise Refused(f"more than {MAX_JOINT_PATTERNS} patterns and formats together with allOf are not supported")
         if self._uses_value:
             definitions = self._root.setdefault("$defs", {})
             if not isinstance(definitions, dict):
@@ -187,6 +197,8 @@ class _Bounds:
         if id(schema) in self._seen:
             return
         self._seen.add(id(schema))
+        if len(self._seen) > MAX_SCHEMAS:
+            raise Refused(f"it holds more than {MAX_SCHEMAS:,} schemas")
         self._check(schema)
         combines = any(name in schema for name in _COMBINING)
         alone = not (combines or in_branch)
@@ -222,9 +234,22 @@ class _Bounds:
         values = schema.get("enum", [])
         if isinstance(values, list) and len(values) > MAX_ENUM:
             raise Refused(f"an enum has {len(values):,} values; at most {MAX_ENUM:,} are allowed")
-        patterns = [schema.get("pattern", ""), *(schema.get("patternProperties") or ())]
-        for pattern in patterns:
+        self._check_patterns(schema)
+
+    def _check_patterns(self, schema: dict[str, Any]) -> None:
+        named = schema.get("patternProperties")
+        by_pattern = list(named) if isinstance(named, dict) else []
+        if len(by_pattern) > MAX_PATTERN_PROPERTIES:
+            raise Refused(f"patternProperties has {len(by_pattern):,} patterns; {MAX_PATTERN_PROPERTIES} are allowed")
+        required = schema.get("required")
+        if isinstance(required, list) and len(required) > MAX_SCHEMAS:
+            raise Refused(f"an object requires {len(required):,} properties; at most {MAX_SCHEMAS:,} are allowed")
+        for pattern in [schema.get("pattern", ""), *by_pattern]:
             checked_regex(pattern if isinstance(pattern, str) else "")
+        own = ("pattern" in schema) + ("format" in schema)
+        self._patterns += own
+        combining = sum(name in schema for name in _COMBINING)
+        self._may_join |= "allOf" in schema or combining > 1 or bool(combining and own)
 
     def _bound_parts(self, schema: dict[str, Any], *, alone: bool) -> None:
         """All schemas inside of this one."""
