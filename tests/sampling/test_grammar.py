@@ -154,6 +154,12 @@ SPECIAL_CASES: list[Any] = [
     },
     {"type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
     {"type": "object", "minProperties": 1, "additionalProperties": {"type": "integer"}},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "array"}, "b": {"type": "null"}},
+        "required": ["b", "c"],
+        "additionalProperties": {"type": "array", "prefixItems": [{"type": "string"}, {}]},
+    },
     {"type": "object", "patternProperties": {"^x": {"type": "integer"}}},
     {"type": "object", "properties": {"p": {"type": "number", "minimum": 0, "maximum": 1e-5}}, "required": ["p"]},
     {"type": "integer", "minimum": 10**15 + 5},

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heedful.errors import BadParameter
+from heedful.testing import make_tiny_model
 from heedful.text.chat import Segment
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.gguf_file import read_gguf
@@ -154,3 +155,16 @@ def test_a_leading_space_belongs_to_sentencepiece_only_at_the_start(gemma_path: 
     assert tokenizer.decode(hello, continues=True) == " Hello"
     stream = tokenizer.stream()
     assert [stream.push(i) for i in [2, *hello, *hello]] == ["", "Hello", " Hello"]
+
+
+def test_some_control_tokens_can_be_kept(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(make_tiny_model(tmp_path) / "tokenizer.json")
+    start, end = tokenizer.id_of("<|im_start|>"), tokenizer.id_of("<|im_end|>")
+    assert start is not None
+    assert end is not None
+    ids = [start, *tokenizer.encode("a", add_bos=False), end]
+    assert tokenizer.stream().push_all(ids) == "a"
+    assert tokenizer.stream(kept_special=frozenset({start})).push_all(ids) == "<|im_start|>a"
+    assert (
+        tokenizer.stream(skip_special=False, kept_special=frozenset({start})).push_all(ids) == "<|im_start|>a<|im_end|>"
+    )

@@ -8,8 +8,9 @@ can then not write digits, letters or white space for ever inside of one value:
 - A value of which nothing is said (`{}`) may be anything, VALUE_DEPTH levels deep, its keys KEY_CHARS characters long.
 - An object with `properties` gets no others, unless the schema asks for them.
 
-What stays unbounded: how many items an array has and properties an object has; decimals and additional properties where
-several schemas apply to one value (`$ref`, `allOf`, `anyOf`, `oneOf`); what has no type in a document with oneOf.
+What stays unbounded: how many items an array has and properties an object has; the keys of additional properties beside
+named ones; decimals and additional properties where several schemas apply to one value (`$ref`, `allOf`, `anyOf`,
+`oneOf`); what has no type in a document with oneOf.
 """
 
 from __future__ import annotations
@@ -306,7 +307,8 @@ class _Bounds:
             closed = self._narrows and bool(schema.get("properties") or schema.get("patternProperties"))
             schema["additionalProperties"] = False if closed else self._any_value()
         extra = schema["additionalProperties"]
-        if extra is not False and not schema.get("patternProperties"):
+        # A pattern would apply to named properties too.
+        if extra is not False and not schema.get("properties") and not schema.get("patternProperties"):
             schema["patternProperties"] = {_ANY_KEY: extra}
             schema["additionalProperties"] = False
 
