@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from heedful.server.history import History
 from heedful.server.metrics import Metrics
 from heedful.server.pool import ModelPool
 from heedful.server.settings import ServerSettings
+from heedful.server.stored import ResponseStore
 
 
 @dataclass
@@ -16,6 +18,9 @@ class ServerState:
     settings: ServerSettings
     pool: ModelPool
     metrics: Metrics
+    history: History | None = None
+    """The page's conversations; None: none are kept."""
+    responses: ResponseStore = field(default_factory=ResponseStore)
     is_ready: bool = False
 
 
