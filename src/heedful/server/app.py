@@ -14,10 +14,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from heedful.engine.service import Service
-from heedful.server import chat_api, completions_api, embeddings_api, plain_api
+from heedful.server import (
+    chat_api,
+    completions_api,
+    embeddings_api,
+    history_api,
+    messages_api,
+    page_api,
+    plain_api,
+    responses_api,
+)
 from heedful.server.bodies import HungUp
 from heedful.server.failures import Failure, failure_of, response_of
 from heedful.server.guard import Guard
+from heedful.server.history import History
 from heedful.server.metrics import Metrics
 from heedful.server.pool import Load, LoadEmbedder, ModelPool
 from heedful.server.settings import ServerSettings
@@ -28,7 +38,10 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) -> Starlette:
-    """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder."""
+    """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder.
+
+    Raises HistoryError where the page's conversations cannot be kept at `settings.history_path`.
+    """
     metrics = Metrics()
     pool = ModelPool(
         settings.models,
@@ -40,7 +53,8 @@ def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) 
         idle_unload_seconds=settings.idle_unload_seconds,
     )
     metrics.watch(lambda: _services(pool))
-    state = ServerState(settings, pool, metrics)
+    history = None if settings.history_path is None else History.open(settings.history_path)
+    state = ServerState(settings, pool, metrics, history)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -49,6 +63,8 @@ def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) 
         yield
         state.is_ready = False
         await pool.close(settings.drain_seconds)
+        if history is not None:
+            history.close()
 
     app = Starlette(
         routes=_routes(),
@@ -71,17 +87,30 @@ def _routes() -> list[Route]:
         "/metrics": plain_api.metrics,
         "/v1/models": plain_api.models,
         "/v1/models/{name:path}": plain_api.model,
+        "/v1/responses/{response_id}": responses_api.get_response,
+        "/history": history_api.list_conversations,
+        "/history/export": history_api.export_conversations,
+        "/history/{id}": history_api.read_conversation,
+        **dict.fromkeys(page_api.FILES, page_api.page_file),
     }
     post = {
         "/v1/chat/completions": chat_api.chat_completions,
         "/v1/completions": completions_api.completions,
+        "/v1/responses": responses_api.create_response,
+        "/v1/messages": messages_api.create_message,
+        "/v1/messages/count_tokens": messages_api.count_message_tokens,
         "/v1/embeddings": embeddings_api.embeddings,
         "/tokenize": plain_api.tokenize,
         "/detokenize": plain_api.detokenize,
+        "/history": history_api.create_conversation,
     }
+    conversation, response = "/history/{id}", "/v1/responses/{response_id}"
     return [
         *(Route(path, Endpoint(handler, "GET"), methods=["GET"]) for path, handler in get.items()),
         *(Route(path, Endpoint(handler, "POST"), methods=["POST"]) for path, handler in post.items()),
+        Route(conversation, Endpoint(history_api.change_conversation, "PUT"), methods=["PUT"]),
+        Route(conversation, Endpoint(history_api.delete_conversation, "DELETE"), methods=["DELETE"]),
+        Route(response, Endpoint(responses_api.delete_response, "DELETE"), methods=["DELETE"]),
     ]
 
 
