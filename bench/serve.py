@@ -1,6 +1,6 @@
 """Throughput of `heedful serve` with concurrent clients, against one client, the engine alone and a peer's server.
 
-    python bench/serve.py [--clients 8] [--prompt 256] [--output 64] [--rounds 3] [--peer-python PYTHON --peer-model GGUF]
+    python bench/serve.py [--clients 8] [--prompt 256] [--output 64] [--rounds 3] [--peer-python … --peer-model GGUF]
 
 Every client sends its own prompts, which have no beginning in common, one after the other; figures are output tokens a
 second of all clients together, medians of the rounds. `engine` is the same work given to the engine in one process,

@@ -36,17 +36,25 @@ Event = Piece | Completion | Exception
 
 
 class Observer(Protocol):
-    """Is told of what the service does, in the engine's thread: metrics."""
+    """Is told of what the service does: metrics, traces."""
 
-    def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None: ...
+    def opened(self) -> object:
+        """In the caller's context. What it returns comes back when the answer has ended."""
+        ...
 
-    def finished(self, completion: Completion, request: Request) -> None: ...
+    def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None:
+        """In the engine's thread, as `finished`."""
+        ...
+
+    def finished(self, completion: Completion, request: Request, opened: object) -> None: ...
 
 
 class NoObserver:
+    def opened(self) -> object: ...
+
     def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None: ...
 
-    def finished(self, completion: Completion, request: Request) -> None: ...
+    def finished(self, completion: Completion, request: Request, opened: object) -> None: ...
 
 
 @dataclass(eq=False)
@@ -57,6 +65,7 @@ class _Job:
     answer: Answer
     loop: asyncio.AbstractEventLoop
     wants_pieces: bool
+    opened: object
     events: deque[Event] = field(default_factory=deque)
     waiter: asyncio.Future[None] | None = None
     is_cancelled: bool = False
@@ -105,7 +114,7 @@ class Service:
         prepared = self._engine.prepare(request, grammar)
         decoder = self.llm.tokenizer.stream(continues=continues, kept_special=kept_special)
         answer = Answer(prepared.sequence, decoder, dropped_tokens=dropped_tokens)
-        job = _Job(prepared.sequence, answer, asyncio.get_running_loop(), wants_pieces)
+        job = _Job(prepared.sequence, answer, asyncio.get_running_loop(), wants_pieces, self._observer.opened())
         self._num_open += 1
         self._command(lambda: self._begin(prepared, job))
         return AnswerStream(self, job)
@@ -191,7 +200,7 @@ class Service:
         receipt = self._engine.receipt(job.sequence)
         self.llm.ledger.add(receipt)
         completion = job.answer.complete(receipt)
-        self._observer.finished(completion, job.sequence.request)
+        self._observer.finished(completion, job.sequence.request, job.opened)
         held_back: list[Event] = [Piece(tail, ())] if tail and job.wants_pieces else []
         return [*held_back, job.sequence.error or completion]
 

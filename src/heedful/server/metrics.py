@@ -98,10 +98,13 @@ class _ModelMetrics:
         self._metrics = metrics
         self._model = model
 
+    def opened(self) -> object:
+        return None
+
     def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None:
         self._metrics.stepped(self._model, seconds, new_tokens, num_running)
 
-    def finished(self, completion: Completion, request: Request) -> None:
+    def finished(self, completion: Completion, request: Request, opened: object) -> None:
         self._metrics.finished(self._model, completion)
 
 

@@ -32,6 +32,12 @@ async def metrics(request: Request) -> Response:
     return Response(state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+async def openapi(request: Request) -> Response:
+    from heedful.server.openapi import document  # it needs the bodies of all APIs, this module's too
+
+    return json_response(document())
+
+
 async def models(request: Request) -> Response:
     pool = state_of(request).pool
     return json_response({"object": "list", "data": [_model(hosted) for hosted in pool.models]})

@@ -1,0 +1,187 @@
+"""What never reaches a handler: foreign hosts and origins, wrong keys, bodies and headers that are too big."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.server.conftest import KEYS, RunningServer, start_server
+
+from heedful.server.guard import OPEN_PATHS
+from heedful.server.settings import MOST_HEADER_BYTES
+
+
+def test_a_rebound_name_is_refused(server: RunningServer) -> None:
+    """A page of evil.example whose name now resolves to loopback sends its own name as the host."""
+    for host in ("evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "localhost.evil.example"):
+        answer = httpx.get(f"{server.url}/v1/models", headers={"host": host})
+        assert answer.status_code == 403, host
+        assert "--allow-host" in answer.json()["error"]["message"]
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:80"):
+        assert httpx.get(f"{server.url}/v1/models", headers={"host": host}).status_code == 200, host
+
+
+def test_other_sites_pages_are_refused_and_our_own_is_not(server: RunningServer) -> None:
+    own = server.url.removeprefix("http://")
+    for origin in ("https://evil.example", "http://localhost:1", "null", f"http://{own}.evil.example"):
+        answer = httpx.get(f"{server.url}/v1/models", headers={"origin": origin})
+        assert answer.status_code == 403, origin
+        assert "access-control-allow-origin" not in answer.headers
+    answer = httpx.get(f"{server.url}/v1/models", headers={"origin": server.url})
+    assert answer.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def open_server(tiny_dir: Path) -> Iterator[RunningServer]:
+    running = start_server(
+        tiny_dir, allowed_origins=("https://app.example",), allowed_hosts=("box.example",), most_body_bytes=5000
+    )
+    yield running
+    running.stop()
+
+
+def test_an_allowed_origin_gets_what_browsers_ask_for(open_server: RunningServer) -> None:
+    headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    asked = httpx.options(f"{open_server.url}/v1/chat/completions", headers=headers)
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == "https://app.example"
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    answer = httpx.get(f"{open_server.url}/v1/models", headers={"origin": "https://app.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert httpx.get(f"{open_server.url}/v1/models", headers={"origin": "https://b.example"}).status_code == 403
+    assert httpx.get(f"{open_server.url}/v1/models", headers={"host": "box.example"}).status_code == 200
+
+
+def test_without_a_key_only_the_page_and_health_answer(locked_server: RunningServer) -> None:
+    for path in ("/v1/models", "/metrics", "/history", "/openapi.json", "/v1/responses/resp_1", "/nowhere"):
+        answer = httpx.get(locked_server.url + path)
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    for path in OPEN_PATHS:
+        assert httpx.get(locked_server.url + path).status_code in (200, 404), path
+
+
+@pytest.mark.parametrize("key", ["", "wrong", KEYS[0] + "x", KEYS[0][:-1], "kéy", ",".join(KEYS)])
+def test_wrong_keys_are_refused(locked_server: RunningServer, key: str) -> None:
+    for headers in ({"authorization": f"Bearer {key}".strip().encode()}, {"x-api-key": key.encode()}):
+        assert httpx.get(f"{locked_server.url}/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_is_taken_in_both_headers(locked_server: RunningServer, key: str) -> None:
+    for headers in ({"authorization": f"bearer {key}"}, {"x-api-key": key}):
+        assert httpx.get(f"{locked_server.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_prefixes_are_not_shared_between_keys(locked_server: RunningServer) -> None:
+    body = {"prompt": "the same beginning, " * 20, "max_tokens": 1, "temperature": 0}
+
+    def cached(key: str) -> int:
+        answer = httpx.post(f"{locked_server.url}/v1/completions", json=body, headers={"x-api-key": key})
+        details = answer.json()["usage"]["prompt_tokens_details"]
+        return int(details["cached_tokens"])
+
+    assert cached(KEYS[0]) == 0
+    assert cached(KEYS[0]) > 0
+    assert cached(KEYS[1]) == 0
+
+
+def test_a_body_that_is_too_big_is_refused_with_and_without_its_length(open_server: RunningServer) -> None:
+    big = b'{"prompt": "' + b"a" * 6000 + b'"}'
+    known = httpx.post(f"{open_server.url}/v1/completions", content=big)
+    chunked = httpx.post(f"{open_server.url}/v1/completions", content=iter([big[:3000], big[3000:]]))
+    assert known.status_code == chunked.status_code == 413
+    assert "error" in known.json()
+    anthropic = httpx.post(f"{open_server.url}/v1/messages", content=big)
+    assert anthropic.json()["error"]["type"] == "request_too_large"
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+def test_headers_that_are_too_big_end_the_connection(server: RunningServer, in_one: bool) -> None:
+    """Also a single one that never ends, of which the server must not keep everything."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\n".encode())
+        sent = 0
+        try:
+            while sent < 100 * MOST_HEADER_BYTES:
+                connection.sendall(b"x-a: " + b"b" * 1000 + b"\r\n" if not in_one else b"c" * 1000)
+                sent += 1000
+        except OSError:
+            pass
+        assert sent < 100 * MOST_HEADER_BYTES
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_many_requests_on_one_connection_are_not_taken_for_one_big_header(server: RunningServer) -> None:
+    with httpx.Client() as client:
+        for _ in range(200):
+            answer = client.get(f"{server.url}/health", headers={"x-padding": "a" * 1000})
+            assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1}', b"[" * 100_000, b'{"a":' * 50_000, b'{"prompt": "a"}}'],
+)
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/tokenize"]
+)
+def test_bodies_that_are_no_request_are_the_callers_fault(server: RunningServer, path: str, body: bytes) -> None:
+    answer = httpx.post(server.url + path, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 3),
+        ("temperature", "warm"),
+        ("top_p", -1),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("n", 0),
+        ("n", 1000),
+        ("stop", [1]),
+        ("seed", "x"),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"999999": 1}),
+        ("presence_penalty", 9),
+        ("stream", "yes"),
+        ("logprobs", 1000),
+        ("heedful.kv", "q3"),
+        ("heedful.window", 0),
+        ("heedful.sinks", 4),
+        ("heedful.budget", 3),
+        ("prompt", [-1]),
+        ("prompt", [10**9]),
+        ("prompt", ["a", 1]),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "regex", "regex": "("}),
+    ],
+)
+def test_a_bad_field_is_named(server: RunningServer, field: str, value: object) -> None:
+    outer, _, inner = field.partition(".")
+    body = {"prompt": "a", "max_tokens": 1, outer: {inner: value} if inner else value}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "").startswith(field), error
+
+
+def test_unknown_fields_are_ignored_and_unknown_paths_are_not_found(server: RunningServer) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "frobnicate": {"x": [1]}, "service_tier": "auto"}
+    assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+    missing = httpx.get(f"{server.url}/v1/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["type"] == "not_found_error"
+    assert httpx.get(f"{server.url}/v1/completions").status_code == 405
+    unknown = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "model": "gpt-4"})
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "model_not_found"
+    assert "tiny" in unknown.json()["error"]["message"]
