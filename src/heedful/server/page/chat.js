@@ -164,7 +164,8 @@ export class Chat {
 
   #asked() {
     const { system } = this.#settings;
-    const said = this.messages.map(({ role, content }) => ({ role, content }));
+    const isSaid = ({ role, content }) => role === "user" || content; // not an answer that failed before it began
+    const said = this.messages.filter(isSaid).map(({ role, content }) => ({ role, content }));
     return system ? [{ role: "system", content: system }, ...said] : said;
   }
 
