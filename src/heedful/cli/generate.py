@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
+from heedful.cli.policy_options import (
+    Budget,
+    Kv,
+    Precise,
+    Prefill,
+    Sinks,
+    Speculate,
+    Window,
+    policy_from_options,
+    warn_of_loss,
+)
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
     from heedful.cost.explain import Explained
-    from heedful.engine.llm import LLM, Completion, TextStream
+    from heedful.engine.answer import Completion
+    from heedful.engine.llm import LLM, TextStream
 
 
 SHOWN_FROM = 1024  # tokens still to read: about a second of work
@@ -56,6 +67,7 @@ def generate(
     sinks: Sinks = 0,
     budget: Budget = None,
     prefill: Prefill = "dense",
+    speculate: Speculate = False,
     prefix_cache: PrefixCache = None,
     prefix_cache_size: PrefixCacheSize = "2GB",
     weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
@@ -89,7 +101,16 @@ def generate(
     from heedful.engine.llm import LLM, sampling_params
 
     sampling_params(**sampling)  # before seconds of loading
-    llm = LLM(model, context_len=context, threads=threads, policy=policy, weights=weights, runner=runner, **kept)
+    llm = LLM(
+        model,
+        context_len=context,
+        threads=threads,
+        policy=policy,
+        weights=weights,
+        runner=runner,
+        speculate=speculate,
+        **kept,
+    )
     warn_of_loss(model, policy)
     stream = _ask(llm, question, truncate, sampling)
     completion = stream.complete() if json_output else _print_as_it_comes(stream)

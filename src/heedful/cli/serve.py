@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
+from heedful.cli.policy_options import (
+    Budget,
+    Kv,
+    Precise,
+    Prefill,
+    Sinks,
+    Speculate,
+    Window,
+    policy_from_options,
+    warn_of_loss,
+)
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
@@ -45,13 +55,13 @@ def serve(
     max_loaded: Annotated[int, typer.Option(help="Models in memory at once.")] = 2,
     idle_unload: Annotated[float, typer.Option(help="Minutes until an unused model is unloaded; 0: never.")] = 15.0,
     drain: Annotated[float, typer.Option(help="Going down: seconds that open answers may take to end.")] = 30.0,
-    speculate: Annotated[bool, typer.Option("--speculate", help="Guess ahead from the text; same answers.")] = False,
     kv: Kv = None,
     precise: Precise = None,
     window: Window = None,
     sinks: Sinks = 0,
     budget: Budget = None,
     prefill: Prefill = "dense",
+    speculate: Speculate = False,
     prefix_cache: PrefixCache = None,
     prefix_cache_size: PrefixCacheSize = "2GB",
     weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,

