@@ -95,24 +95,8 @@ def places(text: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def takes_any(place: str) -> bool:
     """A place where any well-formed text has a meaning, so that the answer is 200."""
-    free = [
-        "message",
-        "part",
-        "key",
-        "stop",
-        "user",
-        "tool",
-        "call",
-        "result",
-        "system",
-        "content",
-        "stops",
-        "blocks",
-        "input",
-        "instructions",
-        "items",
-    ]
-    free += ["completion", "embedding", "tokenize", "count"]
+    free = ["message", "part", "key", "stop", "user", "call", "result", "system", "content", "stops", "blocks"]
+    free += ["input", "instructions", "items", "completion", "embedding", "tokenize", "count"]
     return place.split()[-1] in free or place in ("chat choice", "tokenize chat")
 
 

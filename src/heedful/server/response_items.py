@@ -74,7 +74,7 @@ def _content(given: Any, where: str) -> str | list[JSON]:
 
 def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise BadParameter("input", f"{where} has a part of type {kind!r:.80}, which no model here reads", _READ)
     return _text(part, "text", where)
 
