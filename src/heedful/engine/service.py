@@ -109,7 +109,7 @@ class Service:
         """
         if self._is_closing:
             raise EngineStopped
-        if self._engine.scheduler.num_waiting >= self._most_waiting:
+        if self._num_open - self._engine.scheduler.num_running >= self._most_waiting:
             raise QueueFull(self._most_waiting)
         prepared = self._engine.prepare(request, grammar)
         decoder = self.llm.tokenizer.stream(continues=continues, kept_special=kept_special)
