@@ -123,7 +123,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, Any]:
     body = copy.deepcopy(TEMPLATES[path])
     body["stream"] = draw(st.booleans())
     if "response_format" in body and draw(st.booleans()):
-        body["tool_choice"], body["response_format"] = "auto", draw(st.sampled_from(FORMATS))
+        body["tool_choice"], body["response_format"] = "auto", copy.deepcopy(draw(st.sampled_from(FORMATS)))
     for _ in range(draw(st.integers(0, 3))):
         place = draw(st.sampled_from(list(paths_of(body))))
         holder: Any = body
