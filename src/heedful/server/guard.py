@@ -17,7 +17,7 @@ from heedful.server import page_api
 from heedful.server.failures import Failure, response_of
 from heedful.server.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/favicon.ico", *page_api.FILES})
+OPEN_PATHS = frozenset({"/health", "/ready", *page_api.FILES})
 """No key is asked for these; the page asks for it itself."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _CORS_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"

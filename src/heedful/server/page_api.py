@@ -11,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+_SIGN = "image/svg+xml"
 _SCRIPTS = ("page", "api", "chat", "cost", "format", "history", "markdown", "settings", "view", "visits")
 
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", _STYLE),
-    "/favicon.svg": ("favicon.svg", "image/svg+xml"),
+    "/favicon.svg": ("favicon.svg", _SIGN),
+    "/favicon.ico": ("favicon.svg", _SIGN),  # browsers ask for it where they were not told of the other
     **{f"/page/{name}.js": (f"{name}.js", _SCRIPT) for name in _SCRIPTS},
 }
 """Path → file in the folder `page`, media type."""

@@ -120,4 +120,5 @@ byId("hint").textContent = isTouch ? "" : "Enter sends Â· Shift+Enter new line Â
 prompt.setAttribute("enterkeyhint", isTouch ? "enter" : "send");
 view.show([]);
 await load();
-if (!isTouch) prompt.focus();
+document.querySelector("main").removeAttribute("aria-busy");
+if (!isTouch && document.activeElement === document.body) prompt.focus();
