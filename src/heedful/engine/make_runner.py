@@ -36,8 +36,10 @@ def make_runner(
     context_len: int,
     threads: int,
     free_memory_bytes: int,
+    kv_memory_bytes: int | None = None,
 ) -> Runner:
-    """`kind`: native, torch or auto. `free_memory_bytes`: 0 where the system does not say.
+    """`kind`: native, torch or auto. `free_memory_bytes`: 0 where the system does not say. `kv_memory_bytes`: the most
+    that keys and values may take; None: as much as is sensible.
 
     Raises BadParameter for a kind or KV format that there is not, UnsupportedModel when nothing can run the model,
     CacheFull when it does not fit into memory.
@@ -51,7 +53,7 @@ def make_runner(
         raise BadParameter(
             "weights", f"{weights_format!r} is not known to the {chosen} runner", "Native has q8 and q4."
         )
-    capacity = _capacity_tokens(loaded, chosen, form, context_len, free_memory_bytes)
+    capacity = _capacity_tokens(loaded, chosen, form, context_len, free_memory_bytes, kv_memory_bytes)
     config, weights = loaded.config, loaded.weights
     if chosen == "native":
         from heedful.engine.native_runner import NativeRunner
@@ -88,13 +90,23 @@ def _choices(names: tuple[str, ...]) -> str:
     return "Choose one of: " + ", ".join(names) + "."
 
 
-def _capacity_tokens(loaded: LoadedModel, kind: str, form: KVFormat, context_len: int, free_memory_bytes: int) -> int:
-    """Tokens whose keys and values fit into what is free, at most LARGEST_CACHE and some contexts."""
+def _capacity_tokens(
+    loaded: LoadedModel,
+    kind: str,
+    form: KVFormat,
+    context_len: int,
+    free_memory_bytes: int,
+    kv_memory_bytes: int | None,
+) -> int:
+    """Tokens whose keys and values fit: into `kv_memory_bytes`, or into what is free, at most LARGEST_CACHE and some
+    contexts."""
     config = loaded.config
     stored = sum(tensor.num_bytes for tensor in loaded.weights.values())
     weights_bytes = stored if kind == "native" else 4 * sum(t.num_weights for t in loaded.weights.values())
     row_bytes = KV_ROW_BYTES[form.keys](config.head_dim) + KV_ROW_BYTES[form.values](config.head_dim)
     token_bytes = config.num_kv_heads * config.num_layers * row_bytes
+    if kv_memory_bytes is not None:
+        return max(1, kv_memory_bytes // token_bytes // PAGE_LEN) * PAGE_LEN
     if not free_memory_bytes:
         return CONTEXTS_HELD * context_len
     affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes // PAGE_LEN * PAGE_LEN
