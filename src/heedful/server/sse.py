@@ -44,23 +44,26 @@ class EventStream:
         self._events = events
         self._on_error = on_error
         self._held = held
+        self._is_silent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._held:
             sending = asyncio.ensure_future(self._send(send))
             gone = asyncio.ensure_future(_disconnected(receive))
+            pinging = asyncio.ensure_future(self._ping(send))
             try:
                 await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (sending, gone):
+                for task in (sending, gone, pinging):
                     task.cancel()
-                await asyncio.gather(sending, gone, return_exceptions=True)
+                await asyncio.gather(sending, gone, pinging, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async with aclosing(self._events) as events:
             try:
-                async for body in _pinging(events):
+                async for body in events:
+                    self._is_silent = False
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             except OSError:
                 return  # the connection is gone
@@ -69,25 +72,13 @@ class EventStream:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-async def _pinging(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The events, with a ping wherever none came for a while."""
-    waiting: asyncio.Future[bytes] | None = None
-    try:
+    async def _ping(self, send: Send) -> None:
+        """An event is sent whole, so a ping never comes within one."""
         while True:
-            waiting = asyncio.ensure_future(anext(events))
-            while not (await asyncio.wait({waiting}, timeout=PING_SECONDS))[0]:
-                yield PING
-            try:
-                body = waiting.result()
-            except StopAsyncIteration:
-                return
-            waiting = None
-            yield body
-    finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+            self._is_silent = True
+            await asyncio.sleep(PING_SECONDS)
+            if self._is_silent:
+                await send({"type": "http.response.body", "body": PING, "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:
