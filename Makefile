@@ -1,6 +1,7 @@
 # make demo   install into .venv, fetch the default model once, answer one prompt, print what it cost
 # make test   everything that CI runs: lint, types, tests
 # make sanitize  the kernels' tests under address and undefined-behaviour sanitizers
+# make browser   Debian's Chromium, which the tests of the server's page drive (as root)
 # make dev    an editable install for working on heedful
 
 VENV ?= .venv
@@ -10,7 +11,7 @@ INSTALLED := $(VENV)/.heedful-installed
 TEST_INSTALLED := $(VENV)/.heedful-test-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: demo test lint types sanitize dev clean
+.PHONY: demo test lint types sanitize browser dev clean
 
 demo: $(INSTALLED)
 	$(BIN)/heedful pull
@@ -47,6 +48,10 @@ sanitize: $(TEST_INSTALLED)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/site $(BIN)/python -m pytest -p no:cacheprovider \
 	  tests/kernels tests/engine/test_native_runner.py tests/engine/test_native_policies.py -k "not real and not golden_passage and not margin and not misuse"
+
+browser:
+	command -v chromium chromedriver >/dev/null || \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null)
 
 dev: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
