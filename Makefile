@@ -50,7 +50,7 @@ sanitize: $(TEST_INSTALLED)
 	  tests/kernels tests/engine/test_native_runner.py tests/engine/test_native_policies.py -k "not real and not golden_passage and not margin and not misuse"
 
 browser:
-	command -v chromium chromedriver >/dev/null || \
+	(command -v chromium && command -v chromedriver) >/dev/null || \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null)
 
 dev: | $(BIN)/python

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,7 +74,10 @@ class Sampler:
         self._vocab_size = vocab_size
         self._bias_ids, self._bias = _bias_arrays(params.logit_bias, vocab_size)
         self._seen = _SeenTokens(prompt_ids, vocab_size) if _has_penalties(params) else None
-        self._random = np.random.Generator(np.random.PCG64(params.seed))
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(self._params.seed))  # greedy answers need not import it
 
     def sample(self, logits: Floats32) -> Sampled:
         """Choose the next token from `logits` (V,) float32, which stay as they are. -inf means never.
