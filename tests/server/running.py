@@ -36,7 +36,7 @@ class RunningServer:
 
 def start_server(model_dir: Path, **settings: object) -> RunningServer:
     """With two names for the same tiny model, "tiny" and "other"."""
-    chosen = ServerSettings(models=("tiny", "other"), port=0, drain_seconds=5.0, **settings)  # type: ignore[arg-type]
+    chosen = ServerSettings(**{"models": ("tiny", "other"), "port": 0, "drain_seconds": 5.0, **settings})  # type: ignore[arg-type]
 
     def load(name: str) -> LLM:
         return LLM(str(model_dir), threads=1)

@@ -314,6 +314,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}),
     ("top_logprobs", {"top_logprobs": 3}),
     ("response_format.json_schema.schema", {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
+    ("heedful.window", {"extra_body": {"heedful": {"window": 1 << 31}}}),  # no number for a kernel
     ("heedful.kv", {"extra_body": {"heedful": {"kv": "q99"}}}),
     ("max_tokens", {"max_tokens": 0}),
     ("logit_bias", {"logit_bias": {"one": 1}}),
