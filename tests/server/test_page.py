@@ -533,3 +533,59 @@ def test_a_key_is_asked_for_and_kept_for_the_session_only(locked_server: Running
     assert KEYS[0] not in browser.js("return JSON.stringify(localStorage) + document.cookie")
     complaints = browser.complaints()  # the browser reports each 401, and the 404 of a server without history
     assert all("401" in text or "404" in text for text in complaints), complaints
+
+
+def test_a_conversation_that_was_deleted_elsewhere_is_kept_anew(home: RunningServer, browser: Browser) -> None:
+    browser.open(home.url)
+    browser.ask("hello")
+    browser.until(lambda: browser.js("return location.hash"), "it is kept")
+    old = browser.js("return location.hash.slice(1)")
+    browser.until(lambda: len(httpx.get(f"{home.url}/history/{old}").json()["messages"]) == 2, "all of it")
+    httpx.delete(f"{home.url}/history/{old}").raise_for_status()
+    browser.ask("still there?")
+    browser.until(lambda: len(conversations(home)[0]["messages"]) == 4, "all of it is kept")
+    assert conversations(home)[0]["id"] == browser.js("return location.hash.slice(1)") != old
+    assert browser.text("#problem") == ""
+    complaints = browser.complaints()
+    assert all(old in text and "404" in text for text in complaints), complaints
+
+
+def test_what_cannot_be_saved_is_said(home: RunningServer, browser: Browser) -> None:
+    browser.open(home.url)
+    browser.ask("hello")
+    browser.until(lambda: browser.js("return location.hash"), "it is kept")
+    # the server's history breaks while the page is open
+    browser.js("const real = fetch; window.fetch = (path, more) => real(path, path.startsWith('/history') ?"
+               " {...more, body: '{'} : more)")  # fmt: skip
+    browser.ask("again")
+    browser.until(lambda: "not saved" in browser.text("#problem"), "the page says so")
+    assert browser.num_finished() == 2
+    assert all("400" in text for text in browser.complaints())
+
+
+def test_a_question_without_an_answer_can_be_answered(home: RunningServer, browser: Browser) -> None:
+    body = {"title": "t", "messages": [{"role": "user", "content": "hello"}]}
+    made = httpx.post(f"{home.url}/history", json=body).json()["id"]
+    browser.open(f"{home.url}")
+    browser.driver.get(f"{home.url}/#{made}")
+    browser.until(lambda: browser.text("article.user p") == "hello", "the question")
+    browser.click(".again")
+    browser.until(lambda: browser.num_finished() == 1 and not browser.is_answering(), "the answer")
+    browser.until(lambda: len(conversations(home)[0]["messages"]) == 2, "it is kept")
+
+
+def test_what_is_deleted_while_it_is_answered_stays_deleted(home: RunningServer, browser: Browser) -> None:
+    browser.open(home.url, max_tokens=16000)
+    browser.write(f"{ENDLESS}")
+    browser.keys(ENTER)
+    browser.until(lambda: browser.js("return document.querySelector('[aria-current=page]')"), "it is listed")
+    gone = browser.js("return location.hash.slice(1)")
+    browser.click(f"[data-id={gone}] [title=Delete]")
+    browser.click(f"[data-id={gone}] [title=Delete]")
+    browser.until(lambda: browser.text(".welcome"), "an empty conversation")
+    browser.until(lambda: metric(home, "requests", "running") == 0, "no request is open")
+    before = len(conversations(home))
+    browser.ask("hello")
+    browser.until(lambda: len(conversations(home)[0]["messages"]) == 2, "saves are done")
+    assert len(conversations(home)) == before + 1
+    assert httpx.get(f"{home.url}/history/{gone}").status_code == 404

@@ -43,6 +43,12 @@ export class Chat {
     this.#show(conversation());
   }
 
+  // The user has deleted this conversation: nothing more of it is kept.
+  forget() {
+    this.#open.isDeleted = true;
+    return this.begin();
+  }
+
   // Raises ApiError.
   async open(id) {
     await this.stop();
@@ -187,30 +193,32 @@ export class Chat {
   // One save after another, each of what is said now.
   #save() {
     const [open, messages] = [this.#open, [...this.messages]];
-    const failed = (error) => this.#view.announce(`Not saved: ${error.message}`);
-    this.#saving = this.#saving.then(() => this.#store(open, messages)).catch(failed);
+    const told = (text) => this.#view.problem(text);
+    const failed = (error) => told(`The conversation is not saved: ${error.message}`);
+    this.#saving = this.#saving.then(() => this.#store(open, messages)).then(() => told(""), failed);
   }
 
   async #store(open, messages) {
-    if (!this.#history.isKept) return;
-    if (open.id === null) {
-      const title = titleOf(messages.find(({ role }) => role === "user").content);
-      open.id = await this.#history.create({ title, messages, ...this.#settings.named });
-      open.stored = messages;
-      if (open === this.#open) {
-        this.#history.mark(open.id);
-        this.#onChange();
-      }
-      return;
-    }
+    if (!this.#history.isKept || open.isDeleted) return;
+    if (open.id === null) return this.#create(open, messages);
     try {
       await this.#change(open, messages);
+      open.stored = messages;
     } catch (error) {
-      if (error.status !== 409) throw error;
-      open.stored = []; // another tab has shortened it
-      await this.#change(open, messages);
+      open.stored = [];
+      if (error.status === 409) await this.#store(open, messages); // another tab has shortened it
+      else if (error.status === 404) await this.#create(open, messages); // or deleted it
+      else throw error;
     }
+  }
+
+  async #create(open, messages) {
+    const title = titleOf(messages.find(({ role }) => role === "user").content);
+    open.id = await this.#history.create({ title, messages, ...this.#settings.named });
     open.stored = messages;
+    if (open !== this.#open) return;
+    this.#history.mark(open.id);
+    this.#onChange();
   }
 
   // Brings only what the server does not have.
@@ -223,5 +231,5 @@ export class Chat {
 
 // `stored`: the messages that the server has.
 function conversation(id = null, messages = []) {
-  return { id, messages, stored: [...messages] };
+  return { id, messages, stored: [...messages], isDeleted: false };
 }

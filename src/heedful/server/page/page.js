@@ -13,7 +13,7 @@ const view = new View({ onAgain: () => chat.regenerate() });
 const settings = new Settings({ onKey: () => load(), onModel: () => chat.showContext() });
 const history = new History({
   onOpen: (id) => open(id),
-  onDeleted: (id) => id === chat.id && chat.begin(),
+  onDeleted: (id) => id === chat.id && chat.forget(),
 });
 const chat = new Chat({ view, settings, history, onChange });
 
@@ -27,13 +27,13 @@ function onChange() {
 async function load() {
   try {
     await settings.loadModels();
+    view.problem("");
     await history.refresh();
     const id = location.hash.slice(1);
     if (id.startsWith("conv_") && id !== chat.id) await open(id);
     chat.showContext();
   } catch (error) {
-    view.announce(error.message);
-    byId("history-note").textContent = error.message;
+    view.problem(error.message);
   }
 }
 
@@ -43,7 +43,7 @@ async function open(id) {
     await chat.open(id);
   } catch (error) {
     await chat.begin();
-    byId("history-note").textContent = error.message;
+    view.problem(error.message);
   }
   if (!isTouch) prompt.focus();
 }

@@ -60,6 +60,11 @@ export class View {
     this.#status.textContent = text;
   }
 
+  // Of the page rather than of an answer; "" when it is over.
+  problem(text) {
+    document.getElementById("problem").textContent = text;
+  }
+
   context(used, length) {
     const isKnown = Boolean(used && length);
     this.#meter.hidden = !used;
@@ -87,9 +92,10 @@ export class View {
 
   #offerAgain() {
     this.#log.querySelector(".again")?.remove();
-    const actions = this.#log.lastElementChild?.querySelector?.(".actions");
+    const last = this.#log.lastElementChild;
     const attributes = { type: "button", class: "plain small again", title: "Alt+R", onclick: () => this.onAgain() };
-    actions?.append(element("button", attributes, "Regenerate"));
+    if (last?.matches(".user")) last.append(element("button", attributes, "Answer"));
+    else last?.querySelector(".actions")?.append(element("button", attributes, "Regenerate"));
   }
 
   async #copy(button, text) {
