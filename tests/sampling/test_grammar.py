@@ -529,3 +529,15 @@ def test_a_tokenizer_with_longer_tokens(tmp_path: Path) -> None:
         while not out or out[-1] not in tokenizer.eos_ids:
             out.append(sampler.sample(rng.normal(0, 1, tokenizer.vocab_size).astype(np.float32)).token_id)
         jsonschema.validate(json.loads(tokenizer.decode(out, continues=True)), schema)
+
+
+def test_a_form_is_compiled_once_and_each_answer_begins_anew(compiler: GrammarCompiler) -> None:
+    spec = GrammarSpec("choice", '["ab", "ac"]')
+    first = compiler.compile(spec)
+    assert compiler.compile(GrammarSpec("choice", '["ab", "ac"]')) is first
+    begun = first.begin()
+    begun.accept(ids("a")[0])
+    assert allowed(first, "") == {ids("a")[0]}
+    for i in range(40):
+        compiler.compile(GrammarSpec("regex", f"x{{{i + 1}}}"))
+    assert compiler.compile(spec) is not first, "only the latest are kept"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,9 @@ _LARK_PIECE = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n
 _SPACE = re.compile(r"\s*")
 
 
+FORMS_KEPT = 32
+
+
 class GrammarFailed(HeedfulError):
     """llguidance gave up in the middle of an answer."""
 
@@ -71,10 +75,16 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._llg_tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
+        """The latest ones: a service asks for the same form again and again."""
 
     def compile(self, spec: GrammarSpec, field: str = "response_format") -> Grammar:
         """Raises BadParameter, naming `field`, for what cannot be honoured, and when llguidance is not installed."""
         llguidance = _llguidance(field)
+        with self._lock:
+            if spec in self._compiled:
+                self._compiled.move_to_end(spec)
+                return self._compiled[spec]
         try:
             source = _source(spec)
             tokenizer = self._prepared()
@@ -89,6 +99,10 @@ class GrammarCompiler:
             _check_usable(matcher, grammar)
         except Refused as error:
             raise BadParameter(field, f"cannot be honoured: {error}", "Simplify it, or leave it out.") from error
+        with self._lock:
+            self._compiled[spec] = grammar
+            if len(self._compiled) > FORMS_KEPT:
+                self._compiled.popitem(last=False)
         return grammar
 
     def _prepared(self) -> LLTokenizer:
