@@ -33,7 +33,7 @@ export function liveFigures(live) {
 }
 
 export function liveFacts({ tokens, seconds: elapsed, tokens_per_second: speed }) {
-  const found = [[`≈ ${whole(tokens)}`, tokens === 1 ? "token" : "tokens"]];
+  const found = [[tokens ? `≈ ${whole(tokens)}` : "0", tokens === 1 ? "token" : "tokens"]];
   if (speed) found.push([`≈ ${rate(speed)}`, "tokens/s"]);
   found.push([seconds(elapsed), ""]);
   return found;
