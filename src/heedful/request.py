@@ -96,6 +96,9 @@ def _check(name: str, ok: bool, requirement: str) -> None:
         raise BadParameter(name, requirement)
 
 
+MOST_POSITIONS = 1 << 24
+"""The whole numbers that float32 holds: no sequence is longer, and no window needs to be."""
+
 DEFAULT_KV_FORMAT = "q8"
 """What the native kernels hold keys and values in unless asked otherwise: 8-bit rows."""
 
@@ -153,6 +156,8 @@ class CachePolicy:
     def __post_init__(self) -> None:
         for name, may_be_none in (("precise", True), ("window", True), ("sinks", False), ("budget", True)):
             _check_number(name, getattr(self, name), Integral, "a whole number", may_be_none=may_be_none)
+            value = getattr(self, name)
+            _check(name, value is None or value <= MOST_POSITIONS, f"must be at most {MOST_POSITIONS:,}")
         if self.kv_format is not None:
             KVFormat.parse(self.kv_format)
         _check("precise", self.precise is None or self.precise >= 0, "must be 0 or more")

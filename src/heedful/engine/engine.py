@@ -26,13 +26,12 @@ from heedful.engine.drafts import Drafter
 from heedful.engine.runner import Runner
 from heedful.engine.scheduler import Scheduler
 from heedful.errors import BadParameter, ContextOverflow
-from heedful.request import Batch, CachePolicy, Chunk, Finish, Request, Sequence
+from heedful.request import MOST_POSITIONS, Batch, CachePolicy, Chunk, Finish, Request, Sequence
 from heedful.sampling.sampler import Sampled, Sampler, with_logprobs
 
 if TYPE_CHECKING:
     from heedful.sampling.grammar import Grammar, GrammarState
 
-MOST_POSITIONS = 1 << 24  # the whole numbers that float32 holds
 MOST_GUESSING = 4  # sequences that decode at once; with more of them a step is bound by arithmetic, and guesses cost it
 
 

@@ -32,6 +32,7 @@ from heedful.server.metrics import Metrics
 from heedful.server.pool import Load, LoadEmbedder, ModelPool
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState, state_of
+from heedful.server.traces import Traces, caller, has_opentelemetry
 
 CLIENT_CLOSED = 499
 Handler = Callable[[Request], Awaitable[ASGIApp]]
@@ -47,7 +48,7 @@ def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) 
         settings.models,
         load,
         load_embedder,
-        observer=metrics.observer,
+        observer=lambda name: Traces(metrics.observer(name)) if has_opentelemetry() else metrics.observer(name),
         most_waiting=settings.most_waiting,
         most_loaded=settings.most_models_loaded,
         idle_unload_seconds=settings.idle_unload_seconds,
@@ -85,6 +86,7 @@ def _routes() -> list[Route]:
         "/health": plain_api.health,
         "/ready": plain_api.ready,
         "/metrics": plain_api.metrics,
+        "/openapi.json": plain_api.openapi,
         "/v1/models": plain_api.models,
         "/v1/models/{name:path}": plain_api.model,
         "/v1/responses/{response_id}": responses_api.get_response,
@@ -126,7 +128,8 @@ class Endpoint:
         state = state_of(request)
         path = scope["route"].path if "route" in scope else scope["path"]
         try:
-            response: ASGIApp = await self._handler(request)
+            with caller(request.headers):
+                response: ASGIApp = await self._handler(request)
             status = response.status_code if isinstance(response, Response) else 200
         except HungUp:
             state.metrics.count_request(path, CLIENT_CLOSED)

@@ -19,7 +19,7 @@ from heedful.errors import BadParameter
 from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
 from heedful.server.failures import HTTPFailure
 from heedful.server.pool import Hosted
-from heedful.text.tool_calls import CallBegin, CallEnd, Event, TextDelta, ToolCallParser, tool_grammar
+from heedful.text.tool_calls import CallEnd, Event, TextDelta, ToolCallParser, tool_grammar
 from heedful.text.tool_formats import ToolChoice, ToolFormat, tool_format, with_tools
 
 
@@ -143,7 +143,7 @@ class ChatTurn:
         return (TextDelta(text),) if self._parser is None else self._noted(self._parser.push(text))
 
     def _noted(self, events: list[Event]) -> tuple[Event, ...]:
-        self._has_calls = self._has_calls or any(isinstance(event, CallBegin | CallEnd) for event in events)
+        self._has_calls = self._has_calls or any(isinstance(event, CallEnd) for event in events)
         return tuple(events)
 
 

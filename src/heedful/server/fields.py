@@ -23,8 +23,6 @@ Count = Annotated[int, Meta(ge=1, le=1 << 31)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Tokens = Annotated[int, Meta(le=1 << 24)]
-"""More than any context; sums of some still fit the 32 bits that kernels count with."""
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -32,10 +30,10 @@ class HeedfulOptions(Struct, kw_only=True):
     """`heedful` in a body: the policy of this request, in place of the server's, field by field."""
 
     kv: str | None = None
-    precise: Tokens | None = None
-    window: Tokens | None = None
-    sinks: Tokens | None = None
-    budget: Tokens | None = None
+    precise: int | None = None
+    window: int | None = None
+    sinks: int | None = None
+    budget: int | None = None
     prefill: Literal["dense", "sparse"] | None = None
     speculate: bool | None = None
     truncate: bool = False
