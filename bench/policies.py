@@ -46,6 +46,7 @@ from heedful.weights.source_names import ALIASES
 from heedful.weights.sources import resolve
 
 ROOT = Path(__file__).parent.parent
+SHIPPED = Path(quality.__file__).with_name("measured.json")
 MODELS = ("smollm2", "gemma3-270m")
 EXACT = "kv=f32"
 POLICIES = (
@@ -219,6 +220,7 @@ def _choose_evenly(selection: Selection, newest: int) -> None:
 
 
 def write(results: Results) -> None:
+    _take_shipped(results)
     path = ROOT / "docs" / "policies.md"
     page = path.read_text(encoding="utf-8")
     for model in MODELS:
@@ -236,6 +238,15 @@ def write(results: Results) -> None:
     _write_shipped(results)
 
 
+def _take_shipped(results: Results) -> None:
+    """Losses that ship and are not in the results: of an earlier machine, or checkout."""
+    shipped = json.loads(SHIPPED.read_bytes())["models"]
+    for model, policies in shipped.items():
+        for name, found in policies.items():
+            loss = results.of("quality", model, name)
+            loss.update({} if loss else found["passage"])
+
+
 def _speed_plot(results: Results, model: str) -> str:
     """Draws docs/policy_speed.svg; the line that shows it, or nothing while a figure is missing."""
     speeds = {name: results.of("speed", model, name) for name in PLOTTED}
@@ -247,13 +258,12 @@ def _speed_plot(results: Results, model: str) -> str:
 
 
 def _write_shipped(results: Results) -> None:
-    path = Path(quality.__file__).with_name("measured.json")
     models = {
         model: {name: asdict(found) for name in POLICIES if (found := _measurement(results, model, name)) is not None}
         for model in MODELS
     }
     files = {f"{ALIASES[model].file} {ALIASES[model].size_bytes}": model for model in MODELS}
-    path.write_text(json.dumps({"files": files, "models": models}, indent=1) + "\n", encoding="utf-8")
+    SHIPPED.write_text(json.dumps({"files": files, "models": models}, indent=1) + "\n", encoding="utf-8")
 
 
 def _measurement(results: Results, model: str, name: str) -> Measurement | None:
