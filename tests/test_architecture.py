@@ -23,7 +23,7 @@ RANKS = {
     **dict.fromkeys(["models", "cache", "sampling"], 2),
     **dict.fromkeys(["weights", "cost"], 3),
     "engine": 4,
-    "testing": 5,
+    **dict.fromkeys(["testing", "decide"], 5),
     "server": 7,
     "cli": 8,
     "__main__": 9,
