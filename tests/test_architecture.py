@@ -34,8 +34,12 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.kernels.attention",
     "heedful.kernels.text_attention",
     "heedful.models.bert",
+    "heedful.models.deberta",
+    "heedful.models.heads",
+    "heedful.models.modernbert",
     "heedful.models.layers",
     "heedful.models.decoder",
+    "heedful.engine.torch_classify",
     "heedful.engine.torch_embed",
     "heedful.engine.torch_runner",
 }

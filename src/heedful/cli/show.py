@@ -107,7 +107,7 @@ def _encoder_facts(found: ResolvedModel) -> dict[str, Any]:
         "file_bytes": _file_bytes(found.path),
         "torch_memory_bytes": 4 * weights,
         "visits_per_text": {
-            str(length): bidirectional_visits([length], config.num_layers, config.num_heads).total
+            str(length): bidirectional_visits([length], config.layer_windows, config.num_heads).total
             for length in sorted({min(16, longest), longest})
         },
     }

@@ -73,10 +73,19 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def bidirectional_visits(lengths: list[int], layers: int, heads: int) -> EncoderVisits:
-    """Every token of a text of `length` tokens visits all of them, in every layer and head."""
-    total = layers * heads * sum(length * length for length in lengths)
-    return EncoderVisits(total, total, Saved())
+def bidirectional_visits(lengths: list[int], windows: tuple[int | None, ...], heads: int) -> EncoderVisits:
+    """Every token of a text visits all of its tokens; with a window those less than so many places away, on both sides.
+
+    `windows`: by layer.
+    """
+    total = heads * sum(_near(length, window) for length in lengths for window in windows)
+    dense = heads * len(windows) * sum(length * length for length in lengths)
+    return EncoderVisits(total, dense, Saved(window=dense - total))
+
+
+def _near(length: int, window: int | None) -> int:
+    """Pairs of tokens that see each other: those at or before a token, those at or after it, and itself once."""
+    return length * length if window is None else 2 * attended(0, length, window) - length
 
 
 def causal_visits(lengths: list[int], windows: tuple[int | None, ...], heads: int) -> EncoderVisits:

@@ -17,7 +17,7 @@ from heedful.weights.load_encoder import load_encoder
 
 
 class Encoder(PooledEmbedder):
-    """A BERT whose vectors are pooled as its files say: mean of the tokens where they say nothing."""
+    """A BERT, ModernBERT or DeBERTa; vectors are pooled as its files say, by the mean where they say nothing."""
 
     @classmethod
     def load(
@@ -38,17 +38,18 @@ class Encoder(PooledEmbedder):
         loaded = load_encoder(name, accept_licence=accept_licence)
         from heedful.engine.torch_embed import embed_with_encoder, make_encoder  # torch takes seconds to import
 
-        bert = make_encoder(loaded.config, loaded.weights, threads=threads)
+        trunk = make_encoder(loaded.config, loaded.weights, threads=threads)
         chosen = loaded.pooling.with_mode(pooling)
-        return cls(name, loaded.tokenizer, chosen, _facts(loaded.config), partial(embed_with_encoder, bert))
+        return cls(name, loaded.tokenizer, chosen, trunk_facts(loaded.config), partial(embed_with_encoder, trunk))
 
 
-def _facts(config: EncoderConfig) -> TrunkFacts:
+def trunk_facts(config: EncoderConfig) -> TrunkFacts:
+    """What an encoder of this config takes, gives and costs."""
     return TrunkFacts(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         context_len=config.context_len,
         head_dim=config.head_dim,
         linear_weights=config.linear_weights,
-        visits=partial(bidirectional_visits, layers=config.num_layers, heads=config.num_heads),
+        visits=partial(bidirectional_visits, windows=config.layer_windows, heads=config.num_heads),
     )

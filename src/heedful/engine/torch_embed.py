@@ -6,6 +6,7 @@ Texts of one call lie one after another, without padding; each attends within it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +14,28 @@ import torch
 from torch import Tensor
 
 from heedful.engine.torch_runner import build_decoder
-from heedful.kernels.text_attention import BidirectionalAttend, CausalTextAttend
+from heedful.kernels.text_attention import BidirectionalAttend, CausalTextAttend, DisentangledAttend
 from heedful.models.bert import Bert
 from heedful.models.config import ModelConfig
+from heedful.models.deberta import Deberta
 from heedful.models.decoder import Decoder
 from heedful.models.encoder_config import EncoderConfig
+from heedful.models.heads import MlmHead, SequenceHead
+from heedful.models.modernbert import ModernBert
 from heedful.models.pooling import PoolingMode
 from heedful.weights.names import Weights, WeightsToPlace
 
+Trunk = Bert | ModernBert | Deberta
+Module = TypeVar("Module", bound=Trunk | SequenceHead | MlmHead)
 
-def make_encoder(config: EncoderConfig, weights: Weights, *, threads: int) -> Bert:
-    """Sets PyTorch's thread count for the whole process, as the torch runner does. Raises as `build_bert`."""
+
+def make_encoder(config: EncoderConfig, weights: Weights, *, threads: int) -> Trunk:
+    """Sets PyTorch's thread count for the whole process, as the torch runner does. Raises as `build_encoder`."""
     torch.set_num_threads(threads)
-    return build_bert(config, weights)
+    trunk = build_encoder(config, weights)
+    if isinstance(trunk, Deberta):
+        trunk.fix_positions()
+    return trunk
 
 
 def make_decoder(config: ModelConfig, weights: Weights, *, threads: int) -> Decoder:
@@ -34,30 +44,44 @@ def make_decoder(config: ModelConfig, weights: Weights, *, threads: int) -> Deco
     return build_decoder(config, weights)
 
 
-def build_bert(config: EncoderConfig, weights: Weights) -> Bert:
-    """A Bert in float32 with these weights. Raises UnsupportedModel when one is missing, extra or misshapen."""
+def build_encoder(config: EncoderConfig, weights: Weights) -> Trunk:
+    """The family's trunk in float32 with these weights. Raises UnsupportedModel when one is missing, extra or
+    misshapen.
+    """
+    families: dict[str, type[Trunk]] = {"bert": Bert, "modernbert": ModernBert, "deberta-v2": Deberta}
     with torch.device("meta"):
-        bert = Bert(config)
-    bert = bert.to_empty(device="cpu").requires_grad_(False).eval()
+        trunk = families[config.family](config)
+    return place_weights(trunk, weights)
+
+
+def place_weights(module: Module, weights: Weights) -> Module:
+    """A module made on the meta device, with its weights in float32. Raises as `build_encoder`."""
+    module.to_empty(device="cpu").requires_grad_(False).eval()  # in place
     to_place = WeightsToPlace(weights)
-    for name, slot in bert.weight_slots():
+    for name, slot in module.weight_slots():
         to_place.take(name, tuple(slot.shape)).to_float32(out=slot.numpy())
     to_place.require_none_left()
-    return bert
+    return module
+
+
+def run_trunk(trunk: Trunk, ids: Tensor, positions: Tensor, types: Tensor, lengths: list[int]) -> Tensor:
+    """Hidden states (T, C) of texts of these lengths that lie one after another; ids, positions, types int64 (T,)."""
+    if isinstance(trunk, Deberta):
+        return trunk(ids, positions, types, DisentangledAttend(lengths))  # type: ignore[no-any-return]
+    return trunk(ids, positions, types, BidirectionalAttend(lengths))  # type: ignore[no-any-return]
 
 
 @torch.inference_mode()
-def embed_with_encoder(bert: Bert, texts: Sequence[Sequence[int]], mode: PoolingMode) -> npt.NDArray[np.float32]:
+def embed_with_encoder(trunk: Trunk, texts: Sequence[Sequence[int]], mode: PoolingMode) -> npt.NDArray[np.float32]:
     """Token ids of texts → pooled last hidden states (texts, C), not normalised."""
-    ids, positions, lengths = _packed(texts)
-    hidden = bert(ids, positions, torch.zeros_like(ids), BidirectionalAttend(lengths))
-    return pool(hidden, lengths, mode).numpy()
+    ids, positions, lengths = packed(texts)
+    return pool(run_trunk(trunk, ids, positions, torch.zeros_like(ids), lengths), lengths, mode).numpy()
 
 
 @torch.inference_mode()
 def embed_with_decoder(decoder: Decoder, texts: Sequence[Sequence[int]], mode: PoolingMode) -> npt.NDArray[np.float32]:
     """Token ids of texts → pooled hidden states after the last norm (texts, C), not normalised."""
-    ids, positions, lengths = _packed(texts)
+    ids, positions, lengths = packed(texts)
     hidden = decoder(ids, positions, CausalTextAttend(lengths))
     return pool(hidden, lengths, mode).numpy()
 
@@ -70,7 +94,7 @@ def pool(hidden: Tensor, lengths: list[int], mode: PoolingMode) -> Tensor:
     return torch.stack([part[0 if mode == "cls" else -1] for part in parts])
 
 
-def _packed(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, list[int]]:
+def packed(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, list[int]]:
     """Token ids and positions int64 (T,), and the lengths."""
     lengths = [len(text) for text in texts]
     ids = torch.tensor([token for text in texts for token in text])

@@ -93,4 +93,6 @@ class Bert(nn.Module):
 def activate(name: str, x: Tensor) -> Tensor:
     if name == "relu":
         return F.relu(x)
+    if name == "tanh":
+        return x.tanh()
     return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")

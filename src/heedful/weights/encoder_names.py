@@ -1,61 +1,119 @@
 """An encoder's foreign weight names to ours, once, at the border; what stands on the trunk is set apart as its heads.
 
 Our names: embed, position_embed, type_embed, embed_norm, layers.N.{attn.q, attn.k, attn.v, attn.out, attn_norm, mlp.up,
-mlp.down, mlp_norm}; each with .weight or .bias. Matrices are (out, in).
+mlp.down, mlp_norm}; each with .weight or .bias. Matrices are (out, in). ModernBERT has attn.qkv, mlp.up with the gate's
+rows first, and norm after its last layer; DeBERTa has rel_embed, rel_norm and perhaps attn.pos_q and attn.pos_k.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from heedful.errors import UnsupportedModel
 from heedful.weights.names import Weights
 from heedful.weights.tensor import StoredTensor
 
-_BERT_TOP = {
-    "embeddings.word_embeddings": "embed",
-    "embeddings.position_embeddings": "position_embed",
-    "embeddings.token_type_embeddings": "type_embed",
-    "embeddings.LayerNorm": "embed_norm",
-}
-_BERT_LAYER = {
-    "attention.self.query": "attn.q",
-    "attention.self.key": "attn.k",
-    "attention.self.value": "attn.v",
+_KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}  # the last two: first releases
+
+
+@dataclass(frozen=True)
+class _FamilyNames:
+    """Theirs to ours, without .weight and .bias."""
+
+    prefix: str
+    """Before every name of the trunk where a head stands on it."""
+    layers: str
+    top: Mapping[str, str]
+    layer: Mapping[str, str]
+    heads: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    """Saved by old versions, computed here."""
+
+
+_POST_NORM = {
     "attention.output.dense": "attn.out",
     "attention.output.LayerNorm": "attn_norm",
     "intermediate.dense": "mlp.up",
     "output.dense": "mlp.down",
     "output.LayerNorm": "mlp_norm",
 }
-_BERT_HEADS = ("pooler.", "cls.", "classifier.", "qa_outputs.")
-_BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # saved by old versions, computed here
-_KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}  # the last two: first releases
+_EMBEDDINGS = {
+    "embeddings.word_embeddings": "embed",
+    "embeddings.position_embeddings": "position_embed",
+    "embeddings.token_type_embeddings": "type_embed",
+    "embeddings.LayerNorm": "embed_norm",
+}
+_NAMES = {
+    "bert": _FamilyNames(
+        prefix="bert.",
+        layers="encoder.layer.",
+        top=_EMBEDDINGS,
+        layer={
+            **_POST_NORM,
+            "attention.self.query": "attn.q",
+            "attention.self.key": "attn.k",
+            "attention.self.value": "attn.v",
+        },
+        heads=("pooler.", "cls.", "classifier.", "qa_outputs."),
+        buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
+    ),
+    "modernbert": _FamilyNames(
+        prefix="model.",
+        layers="layers.",
+        top={"embeddings.tok_embeddings": "embed", "embeddings.norm": "embed_norm", "final_norm": "norm"},
+        layer={
+            "attn.Wqkv": "attn.qkv",
+            "attn.Wo": "attn.out",
+            "attn_norm": "attn_norm",
+            "mlp.Wi": "mlp.up",
+            "mlp.Wo": "mlp.down",
+            "mlp_norm": "mlp_norm",
+        },
+        heads=("head.", "classifier.", "decoder.", "qa_outputs."),
+    ),
+    "deberta-v2": _FamilyNames(
+        prefix="deberta.",
+        layers="encoder.layer.",
+        top={**_EMBEDDINGS, "encoder.rel_embeddings": "rel_embed", "encoder.LayerNorm": "rel_norm"},
+        layer={
+            **_POST_NORM,
+            "attention.self.query_proj": "attn.q",
+            "attention.self.key_proj": "attn.k",
+            "attention.self.value_proj": "attn.v",
+            "attention.self.pos_query_proj": "attn.pos_q",
+            "attention.self.pos_key_proj": "attn.pos_k",
+        },
+        heads=("pooler.", "classifier.", "cls.", "lm_predictions.", "mask_predictions.", "qa_outputs."),
+        buffers=("embeddings.position_ids",),
+    ),
+}
 
 
-def bert_from_hf(stored: Mapping[str, StoredTensor]) -> tuple[Weights, Weights]:
-    """(trunk by our names, heads by their own without "bert.") of a Hugging Face checkpoint.
+def encoder_from_hf(family: str, stored: Mapping[str, StoredTensor]) -> tuple[Weights, Weights]:
+    """(trunk by our names, heads by their own without the trunk's prefix) of a Hugging Face checkpoint.
 
     Raises UnsupportedModel for a name nobody knows.
     """
+    names = _NAMES[family]
     trunk: Weights = {}
     heads: Weights = {}
     for name, tensor in stored.items():
-        bare = name.removeprefix("bert.")
-        if bare.startswith(_BERT_HEADS):
+        bare = name.removeprefix(names.prefix)
+        if bare.startswith(names.heads):
             heads[bare] = tensor
-        elif bare not in _BERT_BUFFERS:
-            trunk[_ours(name, bare)] = tensor
+        elif bare not in names.buffers:
+            trunk[_ours(names, name, bare)] = tensor
     return trunk, heads
 
 
-def _ours(name: str, bare: str) -> str:
+def _ours(names: _FamilyNames, name: str, bare: str) -> str:
     stem, _, kind = bare.rpartition(".")
     if kind in _KINDS:
-        if stem in _BERT_TOP:
-            return f"{_BERT_TOP[stem]}.{_KINDS[kind]}"
-        found = re.fullmatch(r"encoder\.layer\.(\d{1,4})\.(.+)", stem)
-        if found and found[2] in _BERT_LAYER:
-            return f"layers.{int(found[1])}.{_BERT_LAYER[found[2]]}.{_KINDS[kind]}"
+        if stem in names.top:
+            return f"{names.top[stem]}.{_KINDS[kind]}"
+        found = re.fullmatch(rf"{re.escape(names.layers)}(\d{{1,4}})\.(.+)", stem)
+        if found and found[2] in names.layer:
+            return f"layers.{int(found[1])}.{names.layer[found[2]]}.{_KINDS[kind]}"
     raise UnsupportedModel(f"weight {name!r} has no place in this model", "The file holds another architecture.")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heedful.errors import UnsupportedModel
 from heedful.models.encoder_config import EncoderConfig, encoder_config_from_hf, is_encoder
 from heedful.models.pooling import Pooling
 from heedful.text.tokenizer import Tokenizer
-from heedful.weights.encoder_names import bert_from_hf
+from heedful.weights.encoder_names import encoder_from_hf
 from heedful.weights.load import gguf_or_folder, read_json
 from heedful.weights.names import Weights
 from heedful.weights.safetensors_file import read_safetensors
@@ -28,6 +30,8 @@ class LoadedEncoder:
     heads: Weights
     """What stands on the trunk in the checkpoint, by its names there."""
     pooling: Pooling
+    settings: Mapping[str, Any]
+    """`config.json` as it is, for what stands on the trunk."""
 
 
 def load_encoder(name: str, *, accept_licence: bool = False) -> LoadedEncoder:
@@ -39,10 +43,11 @@ def load_encoder(name: str, *, accept_licence: bool = False) -> LoadedEncoder:
     folder = gguf_or_folder(resolve(name, accept_licence=accept_licence).path)
     if folder.is_file():
         raise UnsupportedModel(f"{folder} is a GGUF file", "Encoders are read from a folder with safetensors.")
-    config = encoder_config_from_hf(read_json(folder / "config.json"))
-    weights, heads = bert_from_hf(read_safetensors(folder))
+    settings = read_json(folder / "config.json")
+    config = encoder_config_from_hf(settings)
+    weights, heads = encoder_from_hf(config.family, read_safetensors(folder))
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    return LoadedEncoder(name, folder, config, tokenizer, weights, heads, read_pooling(folder))
+    return LoadedEncoder(name, folder, config, tokenizer, weights, heads, read_pooling(folder), settings)
 
 
 def names_encoder(path: Path) -> bool:
