@@ -54,12 +54,15 @@ class SamplingParams:
     """None: no logprobs; n: the chosen token's and those of the n likeliest tokens."""
     prompt_logprobs: int | None = None
     """The same of the prompt's tokens after the first one; with it, max_tokens may be 0: nothing but to read."""
+    prompt_logprobs_from: int = 0
+    """With it: only those of the tokens from this position on, so that a shared prefix before them can be reused."""
     ignore_eos: bool = False
     """Go on after an end-of-text token (benchmarks)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "seed", *_LOGPROBS):
-            _check_number(name, getattr(self, name), Integral, "a whole number", may_be_none=name != "top_k")
+        for name in ("max_tokens", "top_k", "seed", "prompt_logprobs_from", *_LOGPROBS):
+            may_be_none = name not in ("top_k", "prompt_logprobs_from")
+            _check_number(name, getattr(self, name), Integral, "a whole number", may_be_none=may_be_none)
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
             _check_number(name, getattr(self, name), Real, "a number")
         _check("stop", all(isinstance(text, str) and text for text in self.stop), "must be strings that are not empty")
@@ -78,6 +81,9 @@ class SamplingParams:
         for name in _LOGPROBS:
             count = getattr(self, name)
             _check(name, count is None or 0 <= count <= 1000, "must be between 0 and 1000")
+        _check("prompt_logprobs_from", self.prompt_logprobs_from >= 0, "must be 0 or more")
+        needs = "means something only with prompt_logprobs"
+        _check("prompt_logprobs_from", not self.prompt_logprobs_from or self.prompt_logprobs is not None, needs)
         _check("seed", self.seed is None or self.seed >= 0, "must be 0 or more")
         _check("logit_bias", all(isfinite(v) for v in self.logit_bias.values()), "values must be finite numbers")
 
@@ -213,7 +219,7 @@ class Sequence:
     prefix: Any = None
     """What was found of its prompt when it was admitted: cache.prefix.PrefixReport."""
     prompt_logprobs: list[Any] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, where they are asked for: sampling.sampler.Sampled."""
+    """Of the prompt's tokens behind `logits_wanted_from`, where they are asked for: sampling.sampler.Sampled."""
     finish: Finish | None = None
     error: Exception | None = None
     """What ended it, with Finish.ERROR; its stream raises it."""
@@ -225,6 +231,14 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.token_ids) - self.prompt_len
+
+    @property
+    def logits_wanted_from(self) -> int:
+        """First position whose logits are wanted: the newest known token's, or before it where the prompt's are."""
+        newest, sampling = len(self.token_ids) - 1, self.request.sampling
+        if sampling.prompt_logprobs is None or self.output_len:
+            return newest
+        return min(newest, max(0, sampling.prompt_logprobs_from - 1))
 
 
 @dataclass(frozen=True)

@@ -391,10 +391,8 @@ class KVCache:
 
 
 def _logits_from(sequence: Sequence, end: int) -> int:
-    """First position of a chunk up to `end` whose logits are wanted: the newest known token's, or all of a prompt's."""
-    of_prompt = sequence.request.sampling.prompt_logprobs is not None and sequence.output_len == 0
-    first = 0 if of_prompt else len(sequence.token_ids) - 1
-    return min(end, max(first, sequence.cached_len))
+    """First position of a chunk up to `end` whose logits are wanted; `end` when none are."""
+    return min(end, max(sequence.logits_wanted_from, sequence.cached_len))
 
 
 def pages_for(tokens: int) -> int:

@@ -48,8 +48,7 @@ class PrefixSharing:
         """Give a new sequence the pages of the longest prefix that is there; sets its cached_len."""
         assert not sequence.page_tables, sequence.cached_len
         policy, salt = self._cache.policy(sequence.request.policy), sequence.request.cache_salt
-        reads_all = sequence.request.sampling.prompt_logprobs is not None and not sequence.output_len
-        known = 0 if reads_all else len(sequence.token_ids) - 1  # more than the prompt's, when it was preempted
+        known = sequence.logits_wanted_from  # logits are of tokens that are computed; beyond the prompt when preempted
         most = _shareable_len(policy, known, sequence.prompt_len)
         chain = Chain(root_of(salt, policy))
         chain.grow(sequence.token_ids, most // PAGE_LEN)

@@ -199,11 +199,10 @@ class Scheduler:
 
 
 def pages_shared(first: Sequence, second: Sequence) -> int:
-    """Full pages at the beginning of both prompts that hold the same tokens, the last token of `first` left out."""
-    if first.request.sampling.prompt_logprobs is not None:
-        return 0  # it reads all of its prompt anyway
+    """Full pages at the beginning of both prompts that hold the same tokens, those of `first` whose logits are wanted
+    left out."""
     ours, theirs = first.request.prompt_ids, second.request.prompt_ids
-    most = min(len(ours) - 1, len(theirs)) // PAGE_LEN * PAGE_LEN
+    most = min(len(ours) - 1, first.logits_wanted_from, len(theirs)) // PAGE_LEN * PAGE_LEN
     pages = 0
     while pages * PAGE_LEN < most:
         page = slice(pages * PAGE_LEN, (pages + 1) * PAGE_LEN)
@@ -223,5 +222,5 @@ def _is_decoding(sequence: Sequence) -> bool:
 
 def _most_rows(sequence: Sequence) -> int:
     """Tokens that a step may compute of a sequence that is not decoding."""
-    wants_all_logits = sequence.request.sampling.prompt_logprobs is not None
-    return min(_missing(sequence), LOGITS_ROWS) if wants_all_logits else _missing(sequence)
+    without_logits = max(0, sequence.logits_wanted_from - sequence.cached_len)
+    return min(_missing(sequence), without_logits + LOGITS_ROWS)
