@@ -1,0 +1,197 @@
+"""Any chat model as a decider: how likely it finds each answer. No training, no text generated.
+
+    decider = Likelihood(LLM("smollm2"))
+    decider.decide("I was charged twice", [Noul("refund", "Does the writer want money back?")])
+
+The prompt is the chat in which the assistant has given the answer: the state first, so that its keys and values are
+computed once and shared by every question and option; then the question and what its options mean. An option's score
+is the summed log-likelihood of the tokens in which its chat differs from the other options', the end of the answer
+among them, so that one name may be the beginning of another. The answers: a choice's names, a score's numbers, yes or
+no. What such scores are worth depends on the model; a Calibration makes them truer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from math import fsum
+from time import perf_counter
+
+from heedful.cost.receipt import Receipt
+from heedful.decide.answer import Answers, answer_to
+from heedful.decide.calibrate import Calibration, softmax
+from heedful.decide.decider import Decider
+from heedful.decide.question import Choice, Noul, Question, Score, State, check_state, checked_questions, json_text
+from heedful.decide.receipt import decision_receipt
+from heedful.engine.llm import LLM
+from heedful.errors import BadParameter
+from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
+
+MOST_ORDERS = 16
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """One option in one order of the options: the whole chat, and from which token on it is scored."""
+
+    question: int
+    label: int
+    ids: tuple[int, ...]
+    scored_from: int
+
+
+class Likelihood(Decider):
+    """orders: in how many orders the options are shown; log-likelihoods are averaged. 1: as they were asked.
+
+    calibration: temperatures fitted for this model. policy: of the cache, default the LLM's own. cache_salt: states are
+    shared among decisions of the same salt. digits: round probabilities.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        orders: int = 1,
+        calibration: Calibration | None = None,
+        policy: CachePolicy | None = None,
+        cache_salt: str = "",
+        digits: int | None = None,
+    ) -> None:
+        if isinstance(orders, bool) or not isinstance(orders, int) or not 1 <= orders <= MOST_ORDERS:
+            raise BadParameter("orders", f"must be a whole number from 1 to {MOST_ORDERS}, not {orders!r:.40}")
+        self.llm = llm
+        self.orders = orders
+        self.calibration = calibration or Calibration()
+        self.policy = policy or llm.policy
+        self.cache_salt = cache_salt
+        self.digits = digits
+
+    @property
+    def name(self) -> str:
+        return self.llm.name
+
+    def decide(self, state: State, questions: Iterable[Question]) -> Answers:
+        """Raises BadParameter for malformed input, ContextOverflow when state and question do not fit."""
+        began = perf_counter()
+        asked = checked_questions(questions)
+        scores, receipts = self._scores(state, asked)
+        answers = {
+            question.name: answer_to(
+                question,
+                softmax(logits, self.calibration.temperature(question.type, len(logits))).tolist(),
+                digits=self.digits,
+            )
+            for question, logits in zip(asked, scores, strict=True)
+        }
+        return Answers(
+            self.name, answers, decision_receipt(self.name, len(asked), receipts, seconds=perf_counter() - began)
+        )
+
+    def logits(self, state: State, questions: Iterable[Question]) -> list[tuple[float, ...]]:
+        """Of each question its options' log-likelihoods, before any temperature: what calibrate.fit takes."""
+        return self._scores(state, checked_questions(questions))[0]
+
+    def _scores(self, state: State, questions: tuple[Question, ...]) -> tuple[list[tuple[float, ...]], list[Receipt]]:
+        check_state(state)
+        text = json_text(state)
+        asks = [
+            ask
+            for at, question in enumerate(questions)
+            for order in orders_of(question, self.orders)
+            for ask in self._asks(at, text, question, order)
+        ]
+        found, receipts = self._read(asks)
+        sums: list[list[list[float]]] = [[[] for _ in question.labels] for question in questions]
+        for ask, score in zip(asks, found, strict=True):
+            sums[ask.question][ask.label].append(score)
+        return [tuple(fsum(of) / len(of) for of in labels) for labels in sums], receipts
+
+    def _asks(self, at: int, state: str, question: Question, order: ListLike[int]) -> list[_Ask]:
+        answers = answers_of(question)
+        if len(answers) == 1:
+            return [_Ask(at, 0, (), 0)]  # certain, whatever the model says
+        prompt = prompt_text(state, question, order)
+        chats = [self._encode(prompt, answer) for answer in answers]
+        shared = _common_len(chats)
+        return [_Ask(at, label, tuple(ids), shared) for label, ids in enumerate(chats)]
+
+    def _encode(self, prompt: str, answer: str) -> list[int]:
+        """Token ids of a chat with this answer, up to the token that ends it."""
+        tokenizer, template = self.llm.tokenizer, self.llm.tokenizer.chat_template
+        if template is None:
+            return tokenizer.encode(f"{prompt}\n\nAnswer: {answer}\n")
+        chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        ids = tokenizer.encode_segments(template.render(chat, add_generation_prompt=False))
+        last = max((at for at, token in enumerate(ids) if token in tokenizer.eos_ids), default=len(ids) - 1)
+        return ids[: last + 1]
+
+    def _read(self, asks: ListLike[_Ask]) -> tuple[list[float], list[Receipt]]:
+        """Score of each, and the receipts of those that were read."""
+        requests = [self._request(ask) for ask in asks if ask.scored_from < len(ask.ids)]
+        for request in requests:
+            self.llm.engine.prepare(request)  # raises for one that can never be answered, before any is queued
+        sequences: list[Sequence] = []
+        receipts: list[Receipt] = []
+        try:
+            sequences.extend(self.llm.open_inbox(request)[0] for request in requests)
+            for sequence in sequences:
+                while sequence.finish is None:
+                    self.llm.step(sequence)
+        finally:  # a step failed: pages must not stay behind
+            for sequence in sequences:
+                self.llm.end(sequence, Finish.CANCELLED)
+                receipts.append(self.llm.close_inbox(sequence))
+        read = iter(sequences)
+        return [_summed(next(read)) if ask.scored_from < len(ask.ids) else 0.0 for ask in asks], receipts
+
+    def _request(self, ask: _Ask) -> Request:
+        sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=ask.scored_from)
+        return Request(ask.ids, sampling, self.policy, cache_salt=self.cache_salt)
+
+
+def prompt_text(state: str, question: Question, order: ListLike[int]) -> str:
+    """The state, then the question, then the options in this order of their indices."""
+    instructions = [] if question.instructions is None else [json_text(question.instructions)]
+    answers, meanings = answers_of(question), _meanings(question)
+    lines = [f"- {answers[at]}: {json_text(meanings[at])}" if meanings[at] else f"- {answers[at]}" for at in order]
+    how = {"choice": "one of these options", "score": "the number of one of these levels", "noul": "yes or no"}
+    asked = [*instructions, *lines, f"Answer with {how[question.type]} and nothing else."]
+    return "\n".join([state, "", *asked])
+
+
+def answers_of(question: Question) -> tuple[str, ...]:
+    """What the model is to say, by label."""
+    return ("no", "yes") if isinstance(question, Noul) else question.labels
+
+
+def orders_of(question: Question, count: int) -> list[list[int]]:
+    """At most `count` orders of the options' indices: evenly spaced rotations; of a scale the two directions."""
+    n = len(question.labels)
+    straight = list(range(n))
+    if isinstance(question, Score):
+        return [straight, straight[::-1]][: min(count, n)]
+    count = min(count, n)
+    starts = [i * n // count for i in range(count)]
+    return [straight[start:] + straight[:start] for start in starts]
+
+
+def _meanings(question: Question) -> list[object]:
+    if isinstance(question, Choice):
+        return list(question.described().values())
+    return list(question.levels) if isinstance(question, Score) else [question.false, question.true]
+
+
+def _common_len(lists: ListLike[ListLike[int]]) -> int:
+    """Length of the beginning that all have in common."""
+    for at, tokens in enumerate(zip(*lists, strict=False)):
+        if len(set(tokens)) > 1:
+            return at
+    return min(map(len, lists))
+
+
+def _summed(sequence: Sequence) -> float:
+    if sequence.error is not None:
+        raise sequence.error
+    assert sequence.finish is Finish.LENGTH, sequence.finish
+    return fsum(one.logprob for one in sequence.prompt_logprobs)
