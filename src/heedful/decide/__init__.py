@@ -11,6 +11,7 @@ from heedful.decide.answer import Answer, Answers, ChoiceAnswer, NoulAnswer, Sco
 from heedful.decide.decider import Decider
 from heedful.decide.likelihood import Likelihood
 from heedful.decide.question import Choice, Noul, Question, Score, State
+from heedful.decide.remote import Jev
 
 __all__ = [
     "Answer",
@@ -18,6 +19,7 @@ __all__ = [
     "Choice",
     "ChoiceAnswer",
     "Decider",
+    "Jev",
     "Likelihood",
     "Noul",
     "NoulAnswer",
