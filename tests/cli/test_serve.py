@@ -33,7 +33,9 @@ def running(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         command("--port", "0", *arguments), stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
     assert process.stderr is not None
-    said = process.stderr.readline() + process.stderr.readline()
+    said = ""
+    while "kernels" not in said:  # the last line at the start, whatever warnings come before
+        said += process.stderr.readline()
     try:
         yield process, next(word for word in said.split() if word.startswith("http://")), said
     finally:
@@ -61,6 +63,23 @@ def test_it_says_where_it_is_and_ends_in_order(tiny: Path, tmp_path: Path, numbe
         assert process.returncode == code
         assert "Traceback" not in rest
     assert (tmp_path / "page.sqlite").exists()
+
+
+def test_a_second_signal_ends_the_time_that_answers_have(tiny: Path) -> None:
+    with running("-m", str(tiny), "--no-history", "--drain", "600", "--window", "64") as (process, url, _said):
+        body = {"prompt": "a", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith("heedful: finishing an answer, at most 600 s; again to stop")
+            process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        _, left = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "Traceback" not in left
 
 
 def test_a_key_from_the_environment_is_asked_for(tiny: Path) -> None:
@@ -96,11 +115,15 @@ def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:
         (("--kv-memory", "much"), "--kv-memory"),
         (("--max-waiting", "0"), "--max-waiting"),
         (("--drain", "-1"), "--drain"),
-        (("--host", "256.0.0.1"), "256.0.0.1"),
+        (("--host", "256.0.0.1"), "--host: '256.0.0.1' is no address"),
     ],
 )
 def test_wrong_options_are_named(arguments: tuple[str, ...], part: str) -> None:
     assert part in refusal(*arguments)
+
+
+def test_memory_that_holds_nothing_is_refused_at_the_start(tiny: Path) -> None:
+    assert "hold no answers" in refusal("-m", str(tiny), "--port", "0", "--kv-memory", "1kB")
 
 
 def test_an_unknown_model_is_told_on_the_terminal() -> None:

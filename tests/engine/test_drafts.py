@@ -90,8 +90,10 @@ def test_rejected_visits_are_those_of_the_wrong_guesses_by_hand() -> None:
     while sequence.finish is None:
         engine.step()
     heads, layers = runner.config.num_heads, runner.config.num_layers
-    # guesses stood at positions 9, 10, 11 and 12, and saw 10, 11, 12 and 13 tokens
-    assert engine.receipt(sequence).visits.rejected == heads * layers * (10 + 11 + 12 + 13)
+    # four guesses stood at positions 9, 10, 11 and 12, and saw 10, 11, 12 and 13 tokens
+    receipt = engine.receipt(sequence)
+    assert receipt.visits.rejected == heads * layers * (10 + 11 + 12 + 13)
+    assert (receipt.guesses.made, receipt.guesses.right) == (4, 0)
 
 
 def test_guessing_rests_where_it_is_wrong_and_grows_where_it_is_right() -> None:

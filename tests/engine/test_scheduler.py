@@ -205,3 +205,17 @@ def test_pages_are_taken_as_tokens_come() -> None:
     engine.step()
     page_bytes = sum(engine.runner.cache.page_bytes_by_group(engine.runner.cache.default))
     assert engine.runner.cache.taken_bytes == pages_for(10) * page_bytes
+
+
+@pytest.mark.parametrize("token_budget", [512, 50])
+def test_sinks_stand_apart_only_where_the_window_has_left_them_behind(token_budget: int) -> None:
+    """Chunks stop at the window's length, so that no cut of a prompt decides for a query."""
+    engine = make_engine(20_000, token_budget)
+    batches: list[Batch] = []
+    engine.runner.on_step = batches.append  # type: ignore[attr-defined]
+    engine.add(Request((1,) * 300, SamplingParams(max_tokens=3), CachePolicy(window=100, sinks=4)))
+    while engine.scheduler.has_work:
+        engine.step()
+    for chunk in (chunk for batch in batches for chunk in batch.chunks):
+        assert chunk.end <= 100 or chunk.start >= 100
+        assert {span.sinks for span in chunk.spans} == {0 if chunk.end <= 100 else 4}

@@ -154,6 +154,8 @@ def test_bodies_that_are_no_request_are_the_callers_fault(server: RunningServer,
         ("presence_penalty", 9),
         ("stream", "yes"),
         ("logprobs", 1000),
+        ("heedful.windw", 10),
+        ("heedful.prefill", "x"),
         ("heedful.kv", "q3"),
         ("heedful.window", 0),
         ("heedful.sinks", 4),
@@ -171,7 +173,16 @@ def test_a_bad_field_is_named(server: RunningServer, field: str, value: object) 
     answer = httpx.post(f"{server.url}/v1/completions", json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
-    assert (error["param"] or "").startswith(field), error
+    assert (error["param"] or "").startswith(outer), error
+    assert outer in error["message"], "clients show the message alone"
+
+
+def test_a_prompt_that_is_too_long_is_told_how_to_cut_it(server: RunningServer) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a" * 3000, "max_tokens": 1})
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert '"heedful": {"truncate": true}' in error["message"]
+    assert ".." not in error["message"]
 
 
 def test_unknown_fields_are_ignored_and_unknown_paths_are_not_found(server: RunningServer) -> None:

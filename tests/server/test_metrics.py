@@ -81,6 +81,7 @@ def test_counters_sum_to_the_receipts(fresh: RunningServer) -> None:
     assert grown("prefix_lookups_total", result="miss", **tiny) == 2
     assert grown("first_token_seconds_count", **tiny) == 3
     assert grown("step_seconds_count", **tiny) == 60
+    assert grown("batch_sequences_sum", **tiny) == grown("batch_sequences_count", **tiny) == 60
     assert grown("answers_total", finish="length", **tiny) == 3
     assert grown("http_requests_total", path="/v1/completions", status="200") == 3
 

@@ -193,6 +193,8 @@ class KVCache:
         policy, start = self.policy(sequence.request.policy), sequence.cached_len
         if policy.is_mixed:
             end = min(end, (start // STRIDE + 1) * STRIDE)
+        if policy.sinks and policy.window is not None and start < policy.window:
+            end = min(end, policy.window)
         if policy.sparse_prefill and start < (tail := sequence.prompt_len - SPARSE_TAIL):
             end = min(end, tail)
         return end
@@ -232,7 +234,7 @@ class KVCache:
         table, start = sequence.page_tables[index], sequence.cached_len
         while len(table) * PAGE_LEN < end:
             table.append(self.take(index, policy.precise, sequence))
-        window, sinks, distance = _reach(policy, group.window, sequence)
+        window, sinks, distance = _reach(policy, group.window, sequence, end)
         first_key = 0 if window is None else min(max(sinks, start - window + 1), end)
         first_page = min(first_key, start) // PAGE_LEN
         pages = tuple(table[first_page : pages_for(end)])
@@ -400,12 +402,17 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE_LEN)
 
 
-def _reach(policy: PagePolicy, own: int | None, sequence: Sequence) -> tuple[int | None, int, int | None]:
-    """(window, sinks, sink distance) of the queries from cached_len on, in layers whose own window is `own`."""
+def _reach(policy: PagePolicy, own: int | None, sequence: Sequence, end: int) -> tuple[int | None, int, int | None]:
+    """(window, sinks, sink distance) of the queries from cached_len to `end`, in layers whose own window is `own`.
+
+    Sinks are none apart while the window holds them: so a window that cannot matter changes no bit.
+    """
     if policy.sparse_prefill and own is None and sequence.cached_len < sequence.prompt_len - SPARSE_TAIL:
         return SPARSE_WINDOW, SPARSE_SINKS, None
     window, sinks = policy.window_of(own), policy.sinks_of(own)
-    return window, sinks, window + sinks - 1 if window is not None and sinks else None
+    if window is None or not sinks or end <= window:
+        return window, 0, None
+    return window, sinks, window + sinks - 1
 
 
 def kept_pages(policy: PagePolicy, own: int | None, start: int) -> tuple[int, int]:

@@ -81,7 +81,7 @@ def serve(
     from heedful.server.settings import ServerSettings
 
     settings = ServerSettings(
-        models=tuple(model or [default_model]),
+        models=tuple(dict.fromkeys(model or [default_model])),
         host=host,
         port=_within("--port", port, 0, 65535),
         api_keys=_keys(api_key),
@@ -109,8 +109,9 @@ def serve(
     )
     loader.load_first()
     warn_of_loss(settings.models[0], settings.policy)
+    app = make_app(settings, loader.llm, loader.embedder)
     _announce(settings, listening.getsockname()[1], loader)
-    run(make_app(settings, loader.llm, loader.embedder), settings, listening)
+    run(app, settings, listening)
 
 
 class _Loader:
@@ -152,9 +153,10 @@ def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
     if llm is not None:
         runner = llm.engine.runner
         kernels = native.variant() if native.is_built() else "PyTorch"
-        budget = runner.cache.budget_bytes / 1e9
+        budget = runner.cache.budget_bytes
+        room = f"{budget / 1e9:.1f} GB" if budget >= 1e9 else f"{budget / 1e6:.0f} MB"
         print(
-            f"heedful: {kernels} kernels, {runner.threads} threads, up to {budget:.1f} GB of keys and values",
+            f"heedful: {kernels} kernels, {runner.threads} threads, up to {room} of keys and values",
             file=sys.stderr,
         )
     if not settings.api_keys and settings.host not in ("127.0.0.1", "localhost", "::1"):

@@ -18,7 +18,7 @@ from heedful.cost import visits
 from heedful.cost.energy import Energy
 from heedful.cost.formulas import bounds_bytes, key_and_value_bytes
 from heedful.cost.quality import Quality
-from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
+from heedful.cost.receipt import Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.models.config import ModelConfig
 from heedful.request import Batch, Chunk, KVFormat, Sequence
 
@@ -49,6 +49,8 @@ class Meter:
     saved_by_pages: int = 0
     saved_by_prefix: int = 0
     rejected_visits: int = 0
+    guesses_made: int = 0
+    guesses_right: int = 0
     recomputed_visits: int = 0
     computed_len: int = 0
     """Up to where positions were computed at least once."""
@@ -121,10 +123,14 @@ class Meter:
         self.bounds_read += bounds
         return rows_bytes(rows, head_dim) + bounds * bounds_bytes(head_dim)
 
-    def count_rejected(self, chunk: Chunk, first: int, config: ModelConfig) -> None:
-        """The guesses from position `first` on were wrong; they are counted already, here as what they were."""
-        self.rejected_visits += _part_visits(chunk, first, chunk.end, config.num_heads)
-        self.computed_len = first
+    def count_guesses(self, chunk: Chunk, made: int, right: int, config: ModelConfig) -> None:
+        """Of the `made` tokens at the chunk's end `right` were: the visits of the others are counted already, here as
+        what they were."""
+        first_wrong = chunk.end - made + right
+        self.guesses_made += made
+        self.guesses_right += right
+        self.rejected_visits += _part_visits(chunk, first_wrong, chunk.end, config.num_heads)
+        self.computed_len = first_wrong
 
     def add_energy(self, energy: Energy, share: float) -> None:
         self.joules += energy.joules * share
@@ -166,6 +172,7 @@ class Meter:
             seconds=self._seconds(),
             energy=Energy(self.joules, self.joules_low, self.joules_high, self.energy_source),
             quality=quality,
+            guesses=Guesses(self.guesses_made, self.guesses_right),
             prefix=self.prefix,
         )
 

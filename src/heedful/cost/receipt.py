@@ -36,6 +36,14 @@ class Visits:
 
 
 @dataclass(frozen=True)
+class Guesses:
+    """Tokens guessed ahead, and those of them that the model then said."""
+
+    made: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True)
 class KVTraffic:
     format: str
     bytes_read: int
@@ -83,6 +91,7 @@ class Receipt:
     energy: Energy
     quality: Quality | None = None
     """What was measured of settings that change the output; None where nothing was, or nothing changes."""
+    guesses: Guesses = Guesses()
     prefix: PrefixReport | None = None
     """How much of the prompt was there already, and why not more; None for a request that was never begun."""
 
@@ -118,6 +127,7 @@ class Receipt:
             f"{self.prompt_tokens:,} in ({self.cached_tokens:,} cached)",
             f"{self.output_tokens:,} out",
             *([f"{decode:.0f} tok/s"] if decode else []),
+            *([f"{self.guesses.right:,} of {self.guesses.made:,} guesses right"] if self.guesses.made else []),
             f"{human(self.visits.total).strip()} visits of {human(self.visits.dense).strip()} dense",
             f"KV {human(self.kv.bytes_held_peak)}B {self.kv.format}",
             f"~{_short(e.joules)} J ({source})",

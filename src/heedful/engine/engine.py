@@ -104,6 +104,7 @@ class Engine:
         self._energy = EnergyMeter()
         self.last_step_bytes = 0
         """Weights, KV rows and bounds that the last step read."""
+        self.last_step_sequences = 0
 
     def add(self, request: Request, grammar: Grammar | None = None) -> Sequence:
         """Queue a request, whose answer is in `grammar` if there is one.
@@ -162,6 +163,7 @@ class Engine:
                 meter.started = began
                 policy = self.runner.cache.policy(chunk.sequence.request.policy)
                 meter.count_prefix(chunk.sequence.prefix, self.runner.config, policy)
+        self.last_step_sequences = len(batch.chunks)
         logits = self.runner.run(batch)
         self._count(batch, busy_core_seconds=process_time() - cpu_began)
         tokens: list[NewToken] = []
@@ -226,8 +228,7 @@ class Engine:
         state = self._state[chunk.sequence]
         assert state.drafter is not None, chunk
         state.drafter.judge(guessed, right)
-        if right < guessed:
-            state.meter.count_rejected(chunk, chunk.end - guessed + right, self.runner.config)
+        state.meter.count_guesses(chunk, guessed, right, self.runner.config)
 
     def end(self, sequence: Sequence, finish: Finish) -> None:
         """Finish a sequence now: abort it, or end it for a reason that lies outside (a stop string). Idempotent."""

@@ -16,6 +16,8 @@ CACHE_MEMORY_SHARE = 0.6
 """Of the memory that is free once the weights are in, the most that the KV cache may grow to."""
 
 LARGEST_CACHE = 2 << 30
+LEAST_PAGES = 16
+"""Of 64 tokens: less memory than for a thousand of them is a mistake."""
 CONTEXTS_HELD = 4
 """The cache grows to 2 GiB, or to so many full contexts where that is more: running sequences and shared prefixes."""
 
@@ -86,6 +88,15 @@ def _chosen(kind: str) -> str:
     return "torch"
 
 
+def _capacity_of(kv_memory_bytes: int, token_bytes: int) -> int:
+    least = LEAST_PAGES * PAGE_LEN * token_bytes
+    if kv_memory_bytes < least:
+        raise BadParameter(
+            "kv_memory", f"{kv_memory_bytes / 1e6:,.3g} MB hold no answers", f"Give {least / 1e6:.0f} MB."
+        )
+    return kv_memory_bytes // token_bytes // PAGE_LEN * PAGE_LEN
+
+
 def _choices(names: tuple[str, ...]) -> str:
     return "Choose one of: " + ", ".join(names) + "."
 
@@ -106,7 +117,7 @@ def _capacity_tokens(
     row_bytes = KV_ROW_BYTES[form.keys](config.head_dim) + KV_ROW_BYTES[form.values](config.head_dim)
     token_bytes = config.num_kv_heads * config.num_layers * row_bytes
     if kv_memory_bytes is not None:
-        return max(1, kv_memory_bytes // token_bytes // PAGE_LEN) * PAGE_LEN
+        return _capacity_of(kv_memory_bytes, token_bytes)
     if not free_memory_bytes:
         return CONTEXTS_HELD * context_len
     affordable = int((free_memory_bytes - weights_bytes) * CACHE_MEMORY_SHARE) // token_bytes // PAGE_LEN * PAGE_LEN

@@ -42,7 +42,7 @@ class Observer(Protocol):
         """In the caller's context. What it returns comes back when the answer has ended."""
         ...
 
-    def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None:
+    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
         """In the engine's thread, as `finished`."""
         ...
 
@@ -52,7 +52,7 @@ class Observer(Protocol):
 class NoObserver:
     def opened(self) -> object: ...
 
-    def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None: ...
+    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None: ...
 
     def finished(self, completion: Completion, request: Request, opened: object) -> None: ...
 
@@ -123,11 +123,14 @@ class Service:
         """The counts so far; None once it has ended. A reader may see a step half counted."""
         return self._engine.live(sequence) if sequence in self._jobs else None
 
-    async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, let open ones end within so many seconds, cancel the rest and end the thread."""
+    async def close(self, drain_seconds: float = 0.0, in_hurry: Callable[[], bool] = lambda: False) -> None:
+        """Refuse new requests, let open ones end within so many seconds, cancel the rest and end the thread.
+
+        `in_hurry`: asked meanwhile whether the time is over already.
+        """
         self._is_closing = True
         deadline = perf_counter() + drain_seconds
-        while self._num_open and perf_counter() < deadline:
+        while self._num_open and perf_counter() < deadline and not in_hurry():
             await asyncio.sleep(0.05)
         self._command(self._cancel_all)
         await asyncio.to_thread(self._thread.join)
@@ -168,7 +171,7 @@ class Service:
 
     def _step(self) -> list[tuple[_Job, Event]]:
         """One step; returns what it brought, in order."""
-        began, num_running = perf_counter(), self._engine.scheduler.num_running
+        began = perf_counter()
         try:
             tokens = self._engine.step()
         except Exception as error:  # of the step itself: nobody's request can go on
@@ -185,7 +188,7 @@ class Service:
         for job in [job for job in self._jobs.values() if job.sequence.finish is not None]:
             events += [(job, event) for event in self._end(job)]
         if tokens:
-            self._observer.stepped(perf_counter() - began, len(tokens), num_running)
+            self._observer.stepped(perf_counter() - began, len(tokens), self._engine.last_step_sequences)
         return events
 
     def _take(self, job: _Job, sampled: Sampled) -> Piece:

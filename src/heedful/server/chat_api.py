@@ -201,7 +201,9 @@ def usage_of(completions: Sequence[Completion]) -> JSON:
     receipts = [completion.receipt for completion in completions]
     output = sum(receipt.output_tokens for receipt in receipts)
     first = receipts[0]
-    details = {"rejected_prediction_tokens": 0, "accepted_prediction_tokens": 0, "reasoning_tokens": 0}
+    right = sum(receipt.guesses.right for receipt in receipts)
+    wrong = sum(receipt.guesses.made for receipt in receipts) - right
+    details = {"rejected_prediction_tokens": wrong, "accepted_prediction_tokens": right, "reasoning_tokens": 0}
     usage: JSON = {
         "prompt_tokens": first.prompt_tokens,
         "completion_tokens": output,

@@ -54,16 +54,23 @@ class Failure:
 def failure_of(error: Exception) -> Failure:
     """What a caller is told of it. An error that is none of ours is logged and told without its words."""
     if isinstance(error, HTTPFailure):
-        return Failure(error.status, _kind(error.status), error.message, error.field, error.code)
+        return Failure(error.status, _kind(error.status), _naming(error.message, error.field), error.field, error.code)
     if not isinstance(error, HeedfulError):
         log.error("a request failed", exc_info=error)
         return Failure(500, "server_error", "the server failed; its log says where")
-    text = f"{error.message}. {error.remedy}".rstrip(". ") + "."
     status, code = _status(error)
     field = error.field if isinstance(error, BadParameter) else None
-    return Failure(
-        status, _kind(status), text, field or ("messages" if code == "context_length_exceeded" else None), code
-    )
+    remedy = error.remedy
+    if isinstance(error, ContextOverflow):
+        field, remedy = "messages", 'Shorten it, or send "heedful": {"truncate": true}, which cuts its oldest part'
+    text = ". ".join(part.rstrip(".") for part in (error.message, remedy) if part) + "."
+    return Failure(status, _kind(status), text, field, code)
+
+
+def _naming(message: str, field: str | None) -> str:
+    """Clients show the message alone: it has to say which field it is about."""
+    named = (field or "").partition(".")[0]
+    return f"{field}: {message}" if field and named not in message else message
 
 
 @contextmanager

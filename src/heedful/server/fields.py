@@ -26,8 +26,11 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-class HeedfulOptions(Struct, kw_only=True):
-    """`heedful` in a body: the policy of this request, in place of the server's, field by field."""
+class HeedfulOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`heedful` in a body: the policy of this request, in place of the server's, field by field.
+
+    Unknown ones are refused: a misspelt one would silently cost the full price.
+    """
 
     kv: str | None = None
     precise: int | None = None

@@ -71,11 +71,11 @@ class Metrics:
     def _counter(self, name: str, text: str, label: str) -> Counter:
         return Counter(f"heedful_{name}", text, ["model", label], registry=self._registry)
 
-    def stepped(self, model: str, seconds: float, new_tokens: int, num_running: int) -> None:
+    def stepped(self, model: str, seconds: float, new_tokens: int, num_sequences: int) -> None:
         timing = self._per_token.labels(model)
         for _ in range(new_tokens):
             timing.observe(seconds)
-        self._batch.labels(model).observe(num_running)
+        self._batch.labels(model).observe(num_sequences)
 
     def finished(self, model: str, completion: Completion) -> None:
         receipt = completion.receipt
@@ -101,8 +101,8 @@ class _ModelMetrics:
     def opened(self) -> object:
         return None
 
-    def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None:
-        self._metrics.stepped(self._model, seconds, new_tokens, num_running)
+    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
+        self._metrics.stepped(self._model, seconds, new_tokens, num_sequences)
 
     def finished(self, completion: Completion, request: Request, opened: object) -> None:
         self._metrics.finished(self._model, completion)

@@ -104,12 +104,18 @@ class ModelPool:
     def start(self) -> None:
         self._watch = asyncio.create_task(self._unload_idle())
 
-    async def close(self, drain_seconds: float) -> None:
+    @property
+    def num_open(self) -> int:
+        """Answers that are waited for."""
+        return sum(hosted.service.num_open for hosted in self.models if hosted.service is not None)
+
+    async def close(self, drain_seconds: float, in_hurry: Callable[[], bool] = lambda: False) -> None:
+        """As Service.close."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         services = [hosted.service for hosted in self.models if hosted.service is not None]
-        await asyncio.gather(*(service.close(drain_seconds) for service in services))
+        await asyncio.gather(*(service.close(drain_seconds, in_hurry) for service in services))
 
     @asynccontextmanager
     async def _held(self, name: str | None) -> AsyncIterator[Hosted]:

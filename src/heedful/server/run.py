@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -46,15 +48,31 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Going down: no new requests, open ones get their time, and what is left then ends with a last event."""
+    """Going down: no new requests, open ones get their time, and what is left then ends with a last event.
+
+    A second signal ends the time, a third one everything.
+    """
 
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
         self._state = state
+        self._is_in_hurry = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and not self._is_in_hurry:
+            self._is_in_hurry = True
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.is_ready = False
-        closing = asyncio.create_task(self._state.pool.close(self._state.settings.drain_seconds))
+        seconds = self._state.settings.drain_seconds
+        if count := self._state.pool.num_open:
+            answers = "an answer" if count == 1 else f"{count} answers"
+            print(
+                f"heedful: finishing {answers}, at most {seconds:.0f} s; again to stop now", file=sys.stderr, flush=True
+            )
+        closing = asyncio.create_task(self._state.pool.close(seconds, lambda: self._is_in_hurry))
         await super().shutdown(sockets)
         await closing
 
@@ -82,9 +100,11 @@ def listen(settings: ServerSettings) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
+    except socket.gaierror as error:
+        listening.close()
+        raise BadParameter("--host", f"{settings.host!r:.100} is no address: {error.strerror}") from error
     except OSError as error:
         listening.close()
-        raise BadParameter(
-            "port", f"{settings.host}:{settings.port} cannot be had: {error.strerror}", "Choose another with --port."
-        ) from error
+        where = f"{settings.host}:{settings.port}"
+        raise BadParameter("--port", f"{where} cannot be had: {error.strerror}", "Choose another one.") from error
     return listening

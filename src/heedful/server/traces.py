@@ -53,8 +53,8 @@ class Traces:
         """The caller's context; kept by the service until the answer has ended."""
         return self._current()
 
-    def stepped(self, seconds: float, new_tokens: int, num_running: int) -> None:
-        self._observer.stepped(seconds, new_tokens, num_running)
+    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
+        self._observer.stepped(seconds, new_tokens, num_sequences)
 
     def finished(self, completion: Completion, request: Request, opened: Any) -> None:
         self._observer.finished(completion, request, opened)

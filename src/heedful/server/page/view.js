@@ -203,6 +203,6 @@ function welcome() {
     element("p", { class: "heading" }, "Ask something."),
     element("p", {}, "The model runs on this server, and every answer says what it cost: a bar of the token visits that ",
       "attention made against those that dense attention would have made, the bytes it read, and the joules."),
-    element("p", {}, "Choose another policy above, ask again, and see the bar change."),
+    element("p", {}, "Put in a long text, choose another policy above, ask again, and see the bar change."),
   );
 }
