@@ -19,6 +19,7 @@ VERBS = {
     "generate": "generate",
     "chat": "chat",
     "embed": "embed",
+    "decide": "decide",
     "serve": "serve",
     "cost": "cost",
     "show": "show",
