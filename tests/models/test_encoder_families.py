@@ -259,6 +259,7 @@ def test_weights_are_counted(model: str) -> None:
     config, trunk, _ = tiny(model)
     in_layers = sum(p.numel() for n, p in trunk.named_parameters() if n.startswith("layers") and p.ndim == 2)
     positions = 0 if config.relative is None else 2 * 2 * 16 * 2 * 48  # layers · terms · span · 2 rows · channels
+    assert config.matrix_weights == in_layers
     assert config.linear_weights == in_layers + positions
     assert config.embedding_weights == sum(p.numel() for n, p in trunk.named_parameters() if "embed.weight" in n)
 

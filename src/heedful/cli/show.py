@@ -87,13 +87,14 @@ def _encoder_facts(found: ResolvedModel) -> dict[str, Any]:
     folder = gguf_or_folder(found.path)
     config, pooling = encoder_config_from_hf(read_json(folder / "config.json")), read_pooling(folder)
     longest = min(config.context_len, pooling.max_tokens or config.context_len)
-    weights = config.linear_weights + config.embedding_weights
+    weights = config.matrix_weights + config.embedding_weights
     return {
         "model": found.name,
         "path": str(found.path),
         "licence": found.licence,
         "family": config.family,
         "layers": config.num_layers,
+        "local_layers": sum(window is not None for window in config.windows),
         "heads": config.num_heads,
         "head_dim": config.head_dim,
         "hidden": config.hidden_size,
@@ -105,12 +106,18 @@ def _encoder_facts(found: ResolvedModel) -> dict[str, Any]:
         "normalize": pooling.normalize,
         "weights": weights,
         "file_bytes": _file_bytes(found.path),
-        "torch_memory_bytes": 4 * weights,
+        "torch_memory_bytes": 4 * (config.linear_weights + config.embedding_weights),
         "visits_per_text": {
             str(length): bidirectional_visits([length], config.layer_windows, config.num_heads).total
             for length in sorted({min(16, longest), longest})
         },
     }
+
+
+def _who_sees_whom(facts: dict[str, Any]) -> str:
+    local = facts["local_layers"]
+    everywhere = "every token sees every token"
+    return f"{local} of them local; in the others {everywhere}" if local else everywhere
 
 
 def _encoder_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -120,7 +127,7 @@ def _encoder_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{facts['model']} ({facts['family']}, an encoder: heedful embed)"),
         ("path", facts["path"]),
         ("licence", facts["licence"] or "not stated"),
-        ("layers", f"{facts['layers']} (every token sees every token)"),
+        ("layers", f"{facts['layers']} ({_who_sees_whom(facts)})"),
         ("heads", f"{facts['heads']}, {facts['head_dim']} channels each"),
         ("hidden, MLP", f"{facts['hidden']:,}, {facts['intermediate']:,}"),
         ("vocabulary", f"{facts['vocabulary']:,}"),

@@ -31,13 +31,13 @@ STEP_TOKENS = 4096
 class TextTooLong(ContextOverflow):
     """One text of several is longer than the model takes; both numbers and its place are in it."""
 
-    def __init__(self, index: int, tokens: int, max_tokens: int) -> None:
+    def __init__(self, index: int, tokens: int, max_tokens: int, does: str = "embeds") -> None:
         self.index = index
         self.prompt_tokens = tokens
         self.context_len = max_tokens
         UsageError.__init__(
             self,
-            f"text {index} has {tokens:,} tokens and the model embeds at most {max_tokens:,}",
+            f"text {index} has {tokens:,} tokens and the model {does} at most {max_tokens:,}",
             "Split the text, or allow cutting with --truncate (Python: truncate=True), "
             "which keeps its beginning and says how many tokens it dropped.",
         )
@@ -89,7 +89,7 @@ class PooledEmbedder:
         self.dimensions = facts.hidden_size
         self.max_tokens = min(facts.context_len, pooling.max_tokens or facts.context_len)
         self._run = run
-        self._prefix, self._suffix = _wrapping(tokenizer)
+        self._prefix, self._suffix = marks_around(tokenizer)
         if self.max_tokens < len(self._prefix) + len(self._suffix):
             raise UnsupportedModel(f"{name} takes {self.max_tokens} tokens, its own marks alone are more", "")
 
@@ -113,7 +113,7 @@ class PooledEmbedder:
         ended, read = perf_counter(), 4 * self.facts.linear_weights * len(steps)
         energy = meter.read(process_time() - cpu_began, read) if steps else estimate_energy(0, 0)
         seconds = EncoderSeconds(prefill=ended - computing, total=ended - began)
-        receipt = self._receipt(lengths, sum(dropped), len(steps), seconds, energy)
+        receipt = pass_receipt(self.name, self.facts, lengths, sum(dropped), len(steps), seconds, energy)
         return EmbeddingBatch(vectors, tuple(lengths), tuple(dropped), receipt)
 
     def _vectors(self, ids: list[TokenIds], steps: list[list[int]], normalize: bool) -> Vectors:
@@ -126,33 +126,13 @@ class PooledEmbedder:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
-    def _receipt(
-        self, lengths: list[int], dropped: int, steps: int, seconds: EncoderSeconds, energy: Energy
-    ) -> EncoderReceipt:
-        visits, tokens = self.facts.visits(lengths), sum(lengths)
-        return EncoderReceipt(
-            model=self.name,
-            texts=len(lengths),
-            prompt_tokens=tokens,
-            dropped_tokens=dropped,
-            steps=steps,
-            visits=visits,
-            weights=WeightTraffic(4 * self.facts.linear_weights * steps),
-            flops=Flops(
-                linear=2 * self.facts.linear_weights * tokens, attention=4 * self.facts.head_dim * visits.total
-            ),
-            seconds=seconds,
-            energy=energy,
-        )
-
     def _read(self, texts: Sequence[str] | Sequence[TokenIds], truncate: bool) -> tuple[list[TokenIds], list[int]]:
         """(token ids, how many were cut) of every text."""
-        if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
-            raise BadParameter("texts", f"is {type(texts).__name__}, not a list", 'Give a list: ["one text"].')
+        require_list(texts)
         ids: list[TokenIds] = []
         dropped = []
         for index, text in enumerate(texts):
-            found = self._text_ids(text) if isinstance(text, str) else self._checked_ids(index, text)
+            found = self._text_ids(text) if isinstance(text, str) else checked_ids(index, text, self.facts.vocab_size)
             if not found:
                 raise BadParameter("texts", f"text {index} has no tokens", "Give at least one character.")
             if len(found) > self.max_tokens and not truncate:
@@ -165,18 +145,53 @@ class PooledEmbedder:
     def _text_ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text.lower() if self.pooling.lowercase else text)
 
-    def _checked_ids(self, index: int, ids: object) -> list[int]:
-        if not isinstance(ids, Sequence) or isinstance(ids, bytes) or any(type(token) is not int for token in ids):
-            raise BadParameter("texts", f"text {index} is neither a string nor a list of token ids")
-        if bad := [token for token in ids if not 0 <= token < self.facts.vocab_size]:
-            size = self.facts.vocab_size
-            raise BadParameter("texts", f"text {index}: token id {bad[0]} is not in the vocabulary of {size:,}")
-        return list(ids)
-
     def _cut(self, ids: TokenIds) -> TokenIds:
         """The first max_tokens of a text; where a mark stood at its end, it stands there again."""
         suffix = self._suffix if tuple(ids[len(ids) - len(self._suffix) :]) == self._suffix else ()
         return [*ids[: self.max_tokens - len(suffix)], *suffix]
+
+
+def pass_receipt(
+    name: str,
+    facts: TrunkFacts,
+    lengths: list[int],
+    dropped: int,
+    steps: int,
+    seconds: EncoderSeconds,
+    energy: Energy,
+    *,
+    head_weights: int = 0,
+) -> EncoderReceipt:
+    """What texts of these lengths cost. `head_weights`: of matrices that every text passes once, not every token."""
+    visits, tokens = facts.visits(lengths), sum(lengths)
+    linear = 2 * (facts.linear_weights * tokens + head_weights * len(lengths))
+    return EncoderReceipt(
+        model=name,
+        texts=len(lengths),
+        prompt_tokens=tokens,
+        dropped_tokens=dropped,
+        steps=steps,
+        visits=visits,
+        weights=WeightTraffic(4 * (facts.linear_weights + head_weights) * steps),
+        flops=Flops(linear=linear, attention=4 * facts.head_dim * visits.total),
+        seconds=seconds,
+        energy=energy,
+    )
+
+
+def require_list(texts: object) -> None:
+    """Raises BadParameter for what is no list of texts, as one text alone."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
+        raise BadParameter("texts", f"is {type(texts).__name__}, not a list", 'Give a list: ["one text"].')
+
+
+def checked_ids(index: int, ids: object, vocab_size: int) -> list[int]:
+    """Raises BadParameter for what is no list of token ids of this vocabulary."""
+    if not isinstance(ids, Sequence) or isinstance(ids, bytes) or any(type(token) is not int for token in ids):
+        raise BadParameter("texts", f"text {index} is neither a string nor a list of token ids")
+    if bad := [token for token in ids if not 0 <= token < vocab_size]:
+        raise BadParameter("texts", f"text {index}: token id {bad[0]} is not in the vocabulary of {vocab_size:,}")
+    return list(ids)
 
 
 def plan_steps(lengths: Sequence[int]) -> list[list[int]]:
@@ -209,7 +224,7 @@ def threads_or_all(threads: int | None) -> int:
     return threads
 
 
-def _wrapping(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def marks_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The marks that the tokenizer puts before and after a text, seen on one letter."""
     plain, whole = tokenizer.encode("a", add_bos=False), tokenizer.encode("a")
     starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)

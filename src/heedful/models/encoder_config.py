@@ -111,14 +111,20 @@ class EncoderConfig:
         return self.windows or (None,) * self.num_layers
 
     @property
-    def linear_weights(self) -> int:
-        """Weights of all matrices that every token passes, without embeddings.
+    def matrix_weights(self) -> int:
+        """Stored weights of all matrices that every token passes, without embeddings."""
+        mlp = (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        own = self.relative.kinds if self.relative and not self.relative.shared else 0
+        return self.num_layers * ((4 + own) * self.hidden_size**2 + mlp)
 
-        DeBERTa's keys and queries of positions are among them: computed once, then multiplied with every token.
+    @property
+    def linear_weights(self) -> int:
+        """Numbers that every token is multiplied with: the matrices, and DeBERTa's keys and queries of distances, which
+        are computed once from its table.
         """
         mlp = (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
-        positions = 2 * self.relative.span * self.relative.kinds * self.hidden_size if self.relative else 0
-        return self.num_layers * (4 * self.hidden_size**2 + mlp + positions)
+        distances = 2 * self.relative.span * self.relative.kinds * self.hidden_size if self.relative else 0
+        return self.num_layers * (4 * self.hidden_size**2 + mlp + distances)
 
     @property
     def embedding_weights(self) -> int:
