@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence as ListLike
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,13 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder))
 
 
-def log_likelihood(llm: LLM, prompt: str, answer: str) -> float:
+IM_END = 258  # testing.py: 256 bytes, <|endoftext|>, <|im_start|>, <|im_end|>
+
+
+def log_likelihood(llm: LLM, prompt: str, answer: str, end: ListLike[int] = (IM_END,)) -> float:
     """Σ ln p(token | all before it) of the answer and of what ends it, one pass a token."""
     before = llm.encode_chat([{"role": "user", "content": prompt}])
-    end = llm.tokenizer.id_of("<|im_end|>")
-    assert end is not None
-    said = [*llm.tokenizer.encode(answer), end]
+    said = [*llm.tokenizer.encode(answer), *end]
     total = 0.0
     for at, token in enumerate(said):
         step = llm.generate([*before, *said[:at]], max_tokens=1, logprobs=300, ignore_eos=True)
@@ -154,6 +157,23 @@ def test_a_model_without_a_chat_template_continues_text(tmp_path: Path) -> None:
             total += dict(step.logprobs[0].top)[token]
             ids = [*ids, token]
         right.append(total)
+    assert log_softmax(scores) == pytest.approx(log_softmax(right), abs=1e-9)
+
+
+def test_a_template_that_does_not_close_the_answer(tmp_path: Path) -> None:
+    """The user's turn ends with an end-of-text token, the assistant's with none: all of the answer counts."""
+    settings = make_tiny_model(tmp_path, context_len=1024) / "tokenizer_config.json"
+    fields = json.loads(settings.read_text())
+    fields["chat_template"] = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'user' %}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings.write_text(json.dumps(fields))
+    llm = LLM(str(tmp_path))
+    (scores,) = Likelihood(llm).logits("It rains.", [Choice("c", ["wet", "dry"])])
+    prompt = "It rains.\n\n- wet\n- dry\nAnswer with one of these options and nothing else."
+    right = [log_likelihood(llm, prompt, answer, end=[]) for answer in ("wet", "dry")]
     assert log_softmax(scores) == pytest.approx(log_softmax(right), abs=1e-9)
 
 

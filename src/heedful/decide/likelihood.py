@@ -114,17 +114,20 @@ class Likelihood(Decider):
         prompt = prompt_text(state, question, order)
         chats = [self._encode(prompt, answer) for answer in answers]
         shared = _common_len(chats)
-        return [_Ask(at, label, tuple(ids), shared) for label, ids in enumerate(chats)]
+        return [_Ask(at, label, tuple(self._up_to_end(ids, shared)), shared) for label, ids in enumerate(chats)]
 
     def _encode(self, prompt: str, answer: str) -> list[int]:
-        """Token ids of a chat with this answer, up to the token that ends it."""
+        """Token ids of a chat with this answer."""
         tokenizer, template = self.llm.tokenizer, self.llm.tokenizer.chat_template
         if template is None:
             return tokenizer.encode(f"{prompt}\n\nAnswer: {answer}\n")
         chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-        ids = tokenizer.encode_segments(template.render(chat, add_generation_prompt=False))
-        last = max((at for at, token in enumerate(ids) if token in tokenizer.eos_ids), default=len(ids) - 1)
-        return ids[: last + 1]
+        return tokenizer.encode_segments(template.render(chat, add_generation_prompt=False))
+
+    def _up_to_end(self, ids: list[int], begin: int) -> list[int]:
+        """Without what a template writes after the token that ends the answer: no model has learned to expect it."""
+        ends = [at for at in range(begin, len(ids)) if ids[at] in self.llm.tokenizer.eos_ids]
+        return ids[: ends[-1] + 1] if ends else ids
 
     def _read(self, asks: ListLike[_Ask]) -> tuple[list[float], list[Receipt]]:
         """Score of each, and the receipts of those that were read."""
