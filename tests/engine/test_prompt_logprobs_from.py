@@ -105,6 +105,22 @@ def test_small_steps_change_nothing_and_only_wanted_rows_are_computed(tmp_path: 
         assert max(rows) <= LOGITS_ROWS
 
 
+def test_after_a_preemption_nothing_is_missing_or_twice(tmp_path: Path) -> None:
+    llm = new_llm(tmp_path)
+    scheduler = llm.engine.scheduler = Scheduler(llm.engine.runner.cache, 64)
+    prompts = [llm.tokenizer.encode(text) for text in ("one" + SHARED + SHARED[:200], "two" + SHARED)]
+    sampling = SamplingParams(max_tokens=0, prompt_logprobs=2, prompt_logprobs_from=70)
+    running = [llm.engine.add(Request(tuple(ids), sampling)) for ids in prompts]
+    victim = running[1]
+    while not 0 < len(victim.prompt_logprobs) < 100:
+        llm.engine.step()
+    scheduler._preempt(victim, [])
+    while any(sequence.finish is None for sequence in running):
+        llm.engine.step()
+    for ids, sequence in zip(prompts, running, strict=True):
+        assert sequence.prompt_logprobs == read(new_llm(tmp_path), ids, 0)[0][69:]
+
+
 def test_an_answer_can_follow(tmp_path: Path) -> None:
     llm = new_llm(tmp_path)
     by_all = llm.generate(SHARED, max_tokens=5, prompt_logprobs=0)
