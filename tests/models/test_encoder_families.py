@@ -29,7 +29,16 @@ from heedful.weights.names import Weights
 from heedful.weights.safetensors_file import read_safetensors
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "encoders"
-TRUNKS = ("modernbert", "modernbert_seqcls_cls", "modernbert_seqcls_mean", "deberta_v2", "deberta_v2_seqcls")
+TRUNKS = (
+    "modernbert",
+    "modernbert_seqcls_cls",
+    "modernbert_seqcls_mean",
+    "modernbert_mlm",
+    "deberta_v2",
+    "deberta_v2_seqcls",
+    "deberta_v2_mlm",
+    "deberta_v2_own_positions",
+)
 CLASSIFIERS = ("bert_seqcls", "modernbert_seqcls_cls", "modernbert_seqcls_mean", "deberta_v2_seqcls")
 TOLERANCE = 1e-4
 LENGTHS = [80, 37, 5]
@@ -82,6 +91,7 @@ def test_packed_hidden_states_equal_the_recorded_padded_ones(model: str, fixed: 
         ("deberta_v2", {"max_relative_positions": 40}),
         ("deberta_v2", {"pos_att_type": ["c2p"]}),
         ("deberta_v2", {"pos_att_type": ["p2c"]}),
+        ("deberta_v2_own_positions", {"max_relative_positions": 20, "position_buckets": 20}),
     ],
 )
 def test_the_recorded_states_notice(model: str, change: dict[str, Any]) -> None:
@@ -189,11 +199,12 @@ def test_class_logits_equal_the_recorded_ones(model: str) -> None:
     assert head.config.labels == tuple(f"LABEL_{i}" for i in range(num_labels))
 
 
-def test_token_logits_equal_the_recorded_ones() -> None:
-    expected, mask, ids, types = recorded("bert_mlm")
-    config, trunk, heads = tiny("bert_mlm")
-    head_config = mlm_head_config_from_hf(config_json("bert_mlm"), config)
-    head = build_mlm_head(head_config, mlm_head_weights("bert", heads, head_config))
+@pytest.mark.parametrize("model", ["bert_mlm", "modernbert_mlm", "deberta_v2_mlm"])
+def test_token_logits_equal_the_recorded_ones(model: str) -> None:
+    expected, mask, ids, types = recorded(model)
+    config, trunk, heads = tiny(model)
+    head_config = mlm_head_config_from_hf(config_json(model), config)
+    head = build_mlm_head(head_config, mlm_head_weights(config.family, heads, head_config))
     found = token_logits(trunk, head, ids, positions_of(LENGTHS), types, LENGTHS)
     assert (found - expected["logits"][mask]).abs().max() < TOLERANCE
 
