@@ -133,7 +133,9 @@ class CacheFull(HeedfulError):
 
 class QueueFull(HeedfulError):
     def __init__(self, waiting: int) -> None:
-        super().__init__(f"{waiting} {'request waits' if waiting == 1 else 'requests wait'} already", "Try again in a few seconds.")
+        super().__init__(
+            f"{waiting} {'request waits' if waiting == 1 else 'requests wait'} already", "Try again in a few seconds."
+        )
 
 
 class EngineStopped(HeedfulError):

@@ -159,7 +159,8 @@ def test_pages_behind_the_window_go_back_and_those_of_sinks_stay() -> None:
     for chunk in whole_request(cache, sequence, 1):
         table = sequence.page_tables[0]
         assert sum(page != FREED for page in table) <= 2 + 2
-        assert chunk.spans[0].sink_pages == tuple(table[:2])
+        is_beyond = chunk.end > 64  # else the window holds everything, sinks too
+        assert chunk.spans[0].sink_pages == (tuple(table[:2]) if is_beyond else ())
     assert sequence.page_tables[0].count(FREED) == pages_for(5000) - 4
 
 

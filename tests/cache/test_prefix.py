@@ -284,7 +284,7 @@ def test_reasons() -> None:
     assert gone.cached_tokens < 256
 
 
-def test_a_prefix_that_is_being_computed_is_reused_as_far_as_it_is() -> None:
+def test_a_prefix_that_is_being_computed_is_waited_for_and_reused() -> None:
     engine = engine_of(token_budget=100)
     first = ask(engine, text(0, 500), 5)
     engine.step()
@@ -294,8 +294,8 @@ def test_a_prefix_that_is_being_computed_is_reused_as_far_as_it_is() -> None:
         engine.step()
     assert first.token_ids == second.token_ids
     engine.receipt(first)
-    # the third step computes from 200 on when the second request comes: what steps have completed by its plan is there
-    assert engine.receipt(second).prefix == PrefixReport(64, None, "not_yet_computed")
+    # the second one waits for what the first is just computing
+    assert engine.receipt(second).prefix == PrefixReport(448, None, "page_border")
 
 
 def test_readers_share_pages_and_each_counts_them() -> None:

@@ -313,3 +313,15 @@ def test_results_are_frozen(tiny: LLM) -> None:
     answer = tiny.generate("a", max_tokens=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         answer.text = "other"  # type: ignore[misc]
+
+
+def test_a_long_conversation_is_cut_with_few_renderings(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": role, "content": f"{i} " * 3} for i in range(300) for role in ("user", "assistant")]
+    messages.append({"role": "user", "content": "and now?"})
+    calls = []
+    encode_chat = tiny.encode_chat
+    monkeypatch.setattr(tiny, "encode_chat", lambda *a: calls.append(a) or encode_chat(*a))
+    kept = tiny.fit(list(messages), 200)
+    assert len(calls) <= 11
+    without = next(k for k in range(0, 600, 2) if len(encode_chat(messages[k:])) <= 200)
+    assert kept == encode_chat(messages[without:])

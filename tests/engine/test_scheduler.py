@@ -219,3 +219,14 @@ def test_sinks_stand_apart_only_where_the_window_has_left_them_behind(token_budg
     for chunk in (chunk for batch in batches for chunk in batch.chunks):
         assert chunk.end <= 100 or chunk.start >= 100
         assert {span.sinks for span in chunk.spans} == {0 if chunk.end <= 100 else 4}
+
+
+def test_one_tenant_cannot_shut_the_others_out() -> None:
+    engine = make_engine(20_000)
+    for i in range(100):
+        engine.add(Request((i % VOCAB, *[1] * 20), SamplingParams(max_tokens=50 + i), cache_salt="greedy"))
+    engine.step()
+    late = engine.add(Request((2, 3, 4), SamplingParams(max_tokens=1), cache_salt="modest"))
+    while late.finish is None:
+        engine.step()
+        assert engine.scheduler.num_waiting >= 36 - 1, "it did not have to wait until the others had their turn"

@@ -541,3 +541,20 @@ def test_a_form_is_compiled_once_and_each_answer_begins_anew(compiler: GrammarCo
     for i in range(40):
         compiler.compile(GrammarSpec("regex", f"x{{{i + 1}}}"))
     assert compiler.compile(spec) is not first, "only the latest are kept"
+
+
+@pytest.mark.parametrize(
+    ("form", "start", "char", "most"),
+    [("date-time", '"1000-10-10T10:00:00.', "0", 14), ("time", '"10:00:00.', "0", 14), ("email", '"', "a", 254)],
+)
+def test_formats_come_to_an_end(compiler: GrammarCompiler, form: str, start: str, char: str, most: int) -> None:
+    """What pydantic sends for a datetime went on with zeros until max_tokens."""
+    grammar = compiler.compile(schema_spec({"type": "string", "format": form}))
+    assert 3 <= longest_run(grammar, start, char, most + 1) <= most
+
+
+def test_thousands_of_choices_are_one_terminal(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    choices = [f"ab{i:05d}" for i in range(9000)]
+    grammar = compiler.compile(GrammarSpec("choice", json.dumps(choices)))
+    for seed in range(3):
+        assert answer(grammar, tokenizer.eos_ids, seed, temperature=1.0) in choices

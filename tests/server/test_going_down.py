@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anthropic
+import httpx
 import openai
 import pytest
 from tests.server.running import RunningServer, start_server
@@ -50,3 +53,21 @@ def test_a_message_ends_with_an_error(server: RunningServer) -> None:
                     server.stop()
         assert seen[0].type == "message_start"
         assert all(event.type != "message_stop" for event in seen)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_cut_answer_is_no_answer(server: RunningServer, path: str) -> None:
+    """OpenAI knows no finish_reason for it: a client would take it for a whole one."""
+    asked = {"prompt": "Hello"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hello"}]}
+    body = {**asked, "max_tokens": 100_000, **ENDLESS}
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(httpx.post, server.url + path, json=body, timeout=60)
+        service = server.state.pool
+        deadline = time.monotonic() + 30
+        while not service.num_open:
+            assert time.monotonic() < deadline, "the request begins"
+            time.sleep(0.01)
+        server.stop()
+        answer = waiting.result()
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "shutting_down"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,11 +13,19 @@ from tests.server.conftest import KEYS, RunningServer, start_server
 
 from heedful.server.guard import OPEN_PATHS
 from heedful.server.settings import MOST_HEADER_BYTES
+from heedful.text.tokenizer import Tokenizer
 
 
 def test_a_rebound_name_is_refused(server: RunningServer) -> None:
     """A page of evil.example whose name now resolves to loopback sends its own name as the host."""
-    for host in ("evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "localhost.evil.example"):
+    for host in (
+        "evil.example",
+        "evil.example:8080",
+        "",
+        "127.0.0.1.evil.example",
+        "localhost:evil.example",
+        "[::1].evil.example",
+    ):
         answer = httpx.get(f"{server.url}/v1/models", headers={"host": host})
         assert answer.status_code == 403, host
         assert "--allow-host" in answer.json()["error"]["message"]
@@ -115,6 +124,67 @@ def test_headers_that_are_too_big_end_the_connection(server: RunningServer, in_o
             pass
         assert sent < 100 * MOST_HEADER_BYTES
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_what_follows_the_last_chunk_is_bounded_too(server: RunningServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n"
+        connection.sendall(head.encode())
+        trailer = b"x-a: " + b"b" * 10_000 + b"\r\n"
+        sent = 0
+        try:
+            while sent < 5 * server.state.settings.most_body_bytes:
+                connection.sendall(trailer)
+                sent += len(trailer)
+        except OSError:
+            pass
+        assert sent < 5 * server.state.settings.most_body_bytes
+
+
+def test_two_hosts_are_none(server: RunningServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 403")
+
+
+BIG = 15 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a" * BIG}, "prompt"),
+        ("/v1/completions", {"prompt": [1] * 1_000_000}, "prompt"),
+        ("/v1/completions", {"prompt": ["hi"] * 100, "n": 3}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * BIG}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 20_000}, "messages"),
+        ("/v1/embeddings", {"input": "a" * 100_000}, "input"),
+        ("/tokenize", {"prompt": "a" * BIG}, "prompt"),
+        ("/detokenize", {"tokens": [1] * 1_000_000}, "tokens"),
+    ],
+)
+def test_what_is_too_long_is_refused_before_anybody_waits_for_it(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object], param: str
+) -> None:
+    """Encoding it would hold everybody up."""
+    seen: list[int] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        seen.append(len(text))
+        return encode(self, text, **options)
+
+    if path != "/v1/embeddings":
+        monkeypatch.setattr(Tokenizer, "encode", watched)
+    for more in ({}, {"heedful": {"truncate": True}}):
+        if more and ("n" in body or param in ("input", "tokens") or path == "/tokenize"):
+            continue
+        answer = httpx.post(server.url + path, json={**body, **more}, timeout=60)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+    assert all(length < 1000 for length in seen)
 
 
 def test_many_requests_on_one_connection_are_not_taken_for_one_big_header(server: RunningServer) -> None:

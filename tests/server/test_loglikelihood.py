@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,27 @@ def test_tokens_that_are_no_text_are_told_apart(server: RunningServer) -> None:
     top = choice["logprobs"]["top_logprobs"][1]
     assert len(top) == 20
     assert np.all(np.diff(list(top.values())) <= 0)
+
+
+def test_a_stream_has_the_same_columns(server: RunningServer) -> None:
+    text = "Once 🙂 upon"
+    for max_tokens in (0, 12):
+        more = {"max_tokens": max_tokens, "ignore_eos": True, "logprobs": 2}
+        (whole,) = ask(server, text, **more)
+        body = {"model": "tiny", "prompt": text, "temperature": 0, "seed": 1234, "echo": True, "heedful": {"kv": "f32"}}
+        answer = httpx.post(f"{server.url}/v1/completions", json={**body, **more, "stream": True})
+        events = [json.loads(line[6:])["choices"][0] for line in answer.text.split("\n") if line.startswith("data: {")]
+        columns: dict[str, list[Any]] = {}
+        for event in events:
+            for name, column in (event["logprobs"] or {}).items():
+                columns.setdefault(name, []).extend(column)
+        assert columns == whole["logprobs"]
+        assert "".join(event["text"] for event in events) == whole["text"]
+
+
+def test_offsets_are_places_in_the_text(server: RunningServer) -> None:
+    text = "é🙂 ok"
+    (choice,) = ask(server, text, max_tokens=0)
+    offsets = choice["logprobs"]["text_offset"]
+    # every byte is a token: two of é, four of the smile
+    assert offsets == [0, 0, 1, 1, 1, 1, 2, 3, 4]

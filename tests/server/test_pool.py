@@ -188,7 +188,7 @@ def test_closing_lets_answers_end_and_cancels_those_that_do_not(tiny_dir: Path) 
 
 
 def test_a_server_that_goes_down_ends_its_streams(tiny_dir: Path) -> None:
-    """With a last event and [DONE], not in the middle of a line."""
+    """With a last event that says why, not in the middle of a line."""
     server = start_server(tiny_dir)
     body = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
@@ -198,7 +198,7 @@ def test_a_server_that_goes_down_ends_its_streams(tiny_dir: Path) -> None:
         stopping.start()
         rest = [line for line in lines if line]
         stopping.join()
-    assert rest[-1] == "data: [DONE]"
-    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] in ("length", "cancelled")
+    last = rest[-1].removeprefix("data: ")
+    assert last == "[DONE]" or "shutting down" in json.loads(last)["error"]["message"]
     wait_until(lambda: server.state.pool.find("tiny").service is not None, "it was loaded")
     assert server.state.is_ready is False

@@ -72,7 +72,7 @@ class Answer:
 
     def take(self, sampled: Sampled) -> Piece:
         assert not self.has_stopped, self._stops.matched
-        logprobs = () if sampled.logprob is None else (_logprob(sampled),)
+        logprobs = () if sampled.logprob is None else (logprob_of(sampled),)
         self._logprobs += logprobs
         self._taken.append(sampled.token_id)
         text = self._stops.push(self._decoder.push(sampled.token_id))
@@ -91,7 +91,7 @@ class Answer:
         """After flush(), of a finished sequence."""
         sequence, sampling = self.sequence, self.sequence.request.sampling
         assert sequence.finish is not None, sequence
-        prompt_logprobs = tuple(map(_logprob, sequence.prompt_logprobs))
+        prompt_logprobs = tuple(map(logprob_of, sequence.prompt_logprobs))
         return Completion(
             text="".join(self._texts),
             token_ids=tuple(self._taken),  # up to the stop string, where a shared step has gone on past it
@@ -105,6 +105,7 @@ class Answer:
         )
 
 
-def _logprob(sampled: Sampled) -> Logprob:
+def logprob_of(sampled: Sampled) -> Logprob:
+    """Of a token whose logprob was asked for."""
     assert sampled.logprob is not None, sampled
     return Logprob(sampled.token_id, sampled.logprob, sampled.top_logprobs)

@@ -218,18 +218,28 @@ class LLM:
 
     def fit(self, messages: list[Message], room: int, tools: ListLike[Mapping[str, Any]] | None = None) -> list[int]:
         """Ids without the oldest turns (a user's message and what follows it up to the next), as few as will do."""
-        ids = self.encode_chat(messages, tools)
-        while len(ids) > room:
-            turns = [i for i, message in enumerate(messages) if message.get("role") == "user"]
-            if len(turns) < 2:
-                raise UsageError(
-                    f"the last message alone has {len(ids):,} tokens; the context of {self.context_len:,} leaves "
-                    f"{room:,} for it beside the answer",
-                    "Shorten it, or ask for a shorter answer (max_tokens).",
-                )
-            del messages[turns[0] : turns[1]]
-            ids = self.encode_chat(messages, tools)
-        return ids
+        turns = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+
+        def ids_without(dropped: int) -> list[int]:
+            kept = [*messages[: turns[0]], *messages[turns[dropped] :]] if dropped else messages
+            return self.encode_chat(kept, tools)
+
+        few, many = 0, max(0, len(turns) - 1)
+        found = ids_without(many)
+        if len(found) > room:
+            raise UsageError(
+                f"the last message alone has {len(found):,} tokens; the context of {self.context_len:,} leaves "
+                f"{room:,} for it beside the answer",
+                "Shorten it, or ask for a shorter answer (max_tokens).",
+            )
+        while few < many:  # dropping `many` is enough
+            middle = (few + many) // 2
+            ids = ids_without(middle)
+            if len(ids) <= room:
+                many, found = middle, ids
+            else:
+                few = middle + 1
+        return found
 
 
 class TextStream:

@@ -13,7 +13,7 @@ had is computed again, or found again as a shared prefix, to the same bits.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from itertools import count
 
 from heedful.cache.disk import DiskTier
@@ -30,7 +30,8 @@ LOGITS_ROWS = 64  # of a prompt whose logprobs are wanted, a step: 13 MB with a 
 
 
 class Scheduler:
-    """First come, first served, but a prompt that a running one is just computing the beginning of waits for it.
+    """First come, first served, among the tenants in turn; but a prompt that a running one is just computing the
+    beginning of waits for it.
 
     A sequence begins behind the longest prefix of its prompt whose pages are there; `disk` keeps them beyond the
     process.
@@ -164,18 +165,27 @@ class Scheduler:
         held_up: list[Sequence] = []
         promised = sum(self._promised(sequence) for sequence in self._running)
         while self._waiting and len(self._running) < MOST_RUNNING:
-            sequence = self._waiting[0]
+            sequence = self._next()
             if self._awaits_prefix(sequence):
-                held_up.append(self._waiting.popleft())
+                self._waiting.remove(sequence)
+                held_up.append(sequence)
                 continue
             needed = self._promised(sequence)
             if promised + needed > self.cache.budget_bytes:
                 break
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             promised += needed
             self._running.append(sequence)
             sequence.prefix = self.sharing.begin(sequence)
-        self._waiting.extendleft(reversed(held_up))
+        if held_up:
+            self._waiting = deque(sorted([*held_up, *self._waiting], key=self._age.__getitem__))
+
+    def _next(self) -> Sequence:
+        """The oldest of the tenant who has the fewest running, so that none can shut the others out."""
+        running = Counter(sequence.request.cache_salt for sequence in self._running)
+        if len(running) < 2 and len({sequence.request.cache_salt for sequence in self._waiting}) < 2:
+            return self._waiting[0]
+        return min(self._waiting, key=lambda sequence: (running[sequence.request.cache_salt], self._age[sequence]))
 
     def _promised(self, sequence: Sequence) -> int:
         """Bytes that admitted sequences may take before they compete for memory: the known tokens' and one page's."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.errors import BadParameter, HeedfulError
+from heedful.errors import BadParameter, UsageError
 from heedful.sampling.json_schema import (
     MAX_ENUM,
     SEPARATORS,
@@ -57,10 +57,11 @@ _SPACE = re.compile(r"\s*")
 
 
 FORMS_KEPT = 32
+MAX_PARSER_ROW = 20_000
 
 
-class GrammarFailed(HeedfulError):
-    """llguidance gave up in the middle of an answer."""
+class GrammarFailed(UsageError):
+    """llguidance gave up in the middle of an answer: the form was too much for its limits."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -91,6 +92,7 @@ class GrammarCompiler:
             limits = llguidance.LLParserLimits(
                 max_lexer_states=MAX_LEXER_STATES,
                 max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+                max_items_in_row=MAX_PARSER_ROW,
                 initial_lexer_fuel=START_FUEL,
                 verbose_errors=False,
             )
@@ -253,8 +255,10 @@ def _choice_grammar(choices: Any) -> str:
         raise Refused(f"there are {len(choices):,} choices; at most {MAX_ENUM:,} are allowed")
     for text in choices:
         checked_size(text)
-    # Lark takes JSON's strings, but not a bare DEL in them.
-    return "start: " + " | ".join(json.dumps(text).replace("\x7f", "\\u007f") for text in dict.fromkeys(choices))
+    # A terminal: thousands of rules would be too many for the parser. Lark takes JSON's strings, but not a bare DEL.
+    return "start: CHOICE\nCHOICE: " + " | ".join(
+        json.dumps(text).replace("\x7f", "\\u007f") for text in dict.fromkeys(choices)
+    )
 
 
 def _bounded_lark(text: str) -> str:

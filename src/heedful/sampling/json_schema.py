@@ -33,6 +33,8 @@ MAX_REGEX_SIZE = 20_000
 """Of a regex whose repetitions are written out: (a{0,100}){0,100} has 10,000."""
 
 STRING_CHARS = 4096
+FORMAT_CHARS = {"date-time": 35, "time": 24, "duration": 32, "email": 254, "idn-email": 254, "uri": 1024}
+"""Formats whose texts have no end of their own: a fraction of nine digits is enough for a second."""
 KEY_CHARS = 128
 VALUE_DEPTH = 12
 INTEGER_DIGITS = 15
@@ -341,7 +343,8 @@ def _bound_string(schema: dict[str, Any]) -> None:
     if isinstance(least, int | float) and least > STRING_CHARS:
         raise Refused(f"minLength is {least:,}; strings are at most {STRING_CHARS:,} characters long")
     if isinstance(most, int | float) and not isinstance(most, bool):
-        schema["maxLength"] = min(most, STRING_CHARS)
+        form = schema.get("format")
+        schema["maxLength"] = min(most, FORMAT_CHARS.get(form, STRING_CHARS) if isinstance(form, str) else STRING_CHARS)
 
 
 def _bound_number(schema: dict[str, Any], *, whole: bool, decimals: bool) -> None:

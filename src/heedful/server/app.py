@@ -143,7 +143,10 @@ class Endpoint:
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
-    message = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    message = {
+        404: f"there is no {request.url.path[:200]}",
+        405: f"{request.method} is not for {request.url.path[:200]}",
+    }
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     text = message.get(error.status_code, error.detail)
     return response_of(Failure(error.status_code, kind, text), request.url.path)

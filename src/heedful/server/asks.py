@@ -8,19 +8,24 @@ turn.completion, turn.finish_reason
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from heedful.engine.answer import Completion, Logprob
 from heedful.engine.llm import LLM
 from heedful.engine.service import AnswerStream
-from heedful.errors import BadParameter
+from heedful.errors import BadParameter, ContextOverflow, EngineStopped
 from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
 from heedful.server.failures import HTTPFailure
 from heedful.server.pool import Hosted
 from heedful.text.tool_calls import CallEnd, Event, TextDelta, ToolCallParser, tool_grammar
 from heedful.text.tool_formats import ToolChoice, ToolFormat, tool_format, with_tools
+
+MOST_TEXT_CHARS = 1 << 20
+"""Of a text that is encoded; a million take a second or two, and the tokenizer lets nobody else run meanwhile."""
+TRUNCATED_TIMES = 4
+MOST_MESSAGES = 5_000
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ async def open_prompt(
 ) -> AnswerStream:
     """A text, or token ids, to be continued."""
     llm = hosted.llm
+    check_length(llm, prompt, ask)
     ids = await asyncio.to_thread(llm.tokenizer.encode, prompt) if isinstance(prompt, str) else list(prompt)
     kept = llm.newest(ids, llm.prompt_room(ask.sampling, ask.policy)) if ask.truncate else ids
     return await _open(hosted, kept, ask, dropped=len(ids) - len(kept), continues=True, wants_pieces=wants_pieces)
@@ -91,7 +97,8 @@ class ChatTurn:
         if calls and chat.choice.mode == "required":
             if ask.grammar is not None:
                 raise HTTPFailure(400, "cannot be combined with a tool call that is required", field="response_format")
-            ask = replace(ask, grammar=tool_grammar(chat.tools, chat.choice, how, llm.tokenizer))
+            sampling = replace(ask.sampling, stop=())  # a stop string would leave half a call
+            ask = replace(ask, sampling=sampling, grammar=tool_grammar(chat.tools, chat.choice, how, llm.tokenizer))
             grammar_field = "tools"
         stream = await _open(
             hosted,
@@ -125,6 +132,7 @@ class ChatTurn:
                 events = self._read(piece.text)
                 if events or piece.logprobs:
                     yield Delta(events, piece.logprobs)
+            check_ended(self.completion)
             if self._parser is not None and (events := self._noted(self._parser.flush())):
                 yield Delta(events)
         finally:
@@ -133,6 +141,7 @@ class ChatTurn:
     async def complete(self) -> tuple[Event, ...]:
         """All events of an answer that was opened without `stream`."""
         completion = await self._stream.complete()
+        check_ended(completion)
         if self._parser is None:
             return (TextDelta(completion.text),) if completion.text else ()
         return self._noted([*self._parser.push(completion.text), *self._parser.flush()])
@@ -161,8 +170,37 @@ def _rendered(llm: LLM, chat: Chat, how: ToolFormat) -> list[int]:
     return llm.encode_chat(with_tools(chat.messages, chat.tools, chat.choice, how), _told_tools(chat, how))
 
 
+def check_ended(completion: Completion) -> None:
+    """Raises EngineStopped for an answer that the server's end has cut off: it is none."""
+    if completion.finish_reason == "cancelled":
+        raise EngineStopped
+
+
+def check_length(llm: LLM, text: str | Sequence[int], ask: Ask) -> None:
+    """Refuse what cannot fit before it is encoded, which would hold everybody up. Raises ContextOverflow.
+
+    With `truncate` a text may be some times as long as what is kept of it.
+    """
+    longest = llm.engine.longest(ask.policy)
+    least = len(text) if not isinstance(text, str) else len(text) // llm.tokenizer.longest_token_bytes
+    most = min(MOST_TEXT_CHARS, longest * (TRUNCATED_TIMES if ask.truncate else 1))
+    if least > most or (isinstance(text, str) and len(text) > MOST_TEXT_CHARS):
+        raise ContextOverflow(least, min(longest, MOST_TEXT_CHARS))
+
+
+def _content_text(message: Mapping[str, Any]) -> str:
+    """The text of a message's content, whether it comes in parts or not."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
+
+
 def _chat_ids(llm: LLM, chat: Chat, ask: Ask, how: ToolFormat) -> tuple[list[int], int]:
     """Token ids of the conversation, and how many were dropped to make it fit."""
+    if len(chat.messages) > MOST_MESSAGES:
+        raise HTTPFailure(400, f"has {len(chat.messages):,}; at most {MOST_MESSAGES:,} are read", field="messages")
+    check_length(llm, "".join(map(_content_text, chat.messages)), ask)
     ids = _rendered(llm, chat, how)
     if not ask.truncate:
         return ids, 0

@@ -71,7 +71,14 @@ def messages_of(messages: list[JSON]) -> list[JSON]:
     """As templates know them: a developer is the system."""
     if not messages:
         raise BadParameter("messages", "must be a list with at least one message")
-    return [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages]
+    return [_message(message) for message in messages]
+
+
+def _message(message: JSON) -> JSON:
+    """Clients send the null content of an answer that had none back."""
+    role = "system" if message.get("role") == "developer" else message.get("role")
+    has_none = message.get("content") is None and not message.get("tool_calls")
+    return {**message, "role": role, **({"content": ""} if has_none else {})}
 
 
 def nth_ask(ask: Ask, i: int) -> Ask:
@@ -88,7 +95,7 @@ def _ask_of(body: ChatBody, settings: Any, salt: str) -> Ask:
     if body.max_tokens == 0 or (body.max_completion_tokens is not None and body.max_completion_tokens < 1):
         raise HTTPFailure(400, "must be at least 1", field="max_tokens")
     top = body.top_logprobs
-    if top is not None and not (body.logprobs and 0 <= top <= MOST_TOP_LOGPROBS):
+    if top and not (body.logprobs and 0 <= top <= MOST_TOP_LOGPROBS):
         message = f"must be between 0 and {MOST_TOP_LOGPROBS}, with logprobs true"
         raise HTTPFailure(400, message, field="top_logprobs")
     more = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from collections.abc import Sequence as ListLike
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from heedful.engine.answer import Completion, Logprob, Piece
+from heedful.engine.answer import Completion, Logprob, Piece, logprob_of
 from heedful.engine.service import AnswerStream
+from heedful.request import Sequence
 from heedful.server import sse
-from heedful.server.asks import Ask, open_prompt
+from heedful.server.asks import Ask, check_ended, open_prompt
 from heedful.server.bodies import JSON, json_response, read_body, until_hangup
 from heedful.server.chat_api import nth_ask, sse_error, usage_of
-from heedful.server.failures import HTTPFailure
+from heedful.server.failures import HTTPFailure, fields_named
 from heedful.server.fields import SamplingFields, ask_of, grammar_of
 from heedful.server.ids import new_id
 from heedful.server.merge import merged
@@ -42,17 +44,23 @@ async def completions(request: Request) -> ASGIApp:
     state = state_of(request)
     body = await read_body(request, CompletionBody)
     prompts, ask = prompts_of(body.prompt), _ask_of(body, state.settings, request.state.salt)
-    async with AsyncExitStack() as stack:
-        hosted = await stack.enter_async_context(state.pool.lease(body.model))
-        reply = _Reply(hosted.name, hosted.llm.tokenizer, body)
-        streams = []
-        for prompt in prompts:
-            for i in range(body.num_choices):
-                streams.append(await open_prompt(hosted, prompt, nth_ask(ask, i)))
-                stack.callback(streams[-1].close)
-        if body.stream:
-            return sse.EventStream(reply.events(streams), sse_error, stack.pop_all())
-        return await until_hangup(request, reply.whole(streams))
+    if len(prompts) * body.num_choices > state.settings.most_waiting:
+        message = (
+            f"{len(prompts)} prompts with n {body.num_choices} are more than may wait ({state.settings.most_waiting})"
+        )
+        raise HTTPFailure(400, message, field="prompt")
+    with fields_named({"messages": "prompt"}):
+        async with AsyncExitStack() as stack:
+            hosted = await stack.enter_async_context(state.pool.lease(body.model))
+            reply = _Reply(hosted.name, hosted.llm.tokenizer, body)
+            streams = []
+            for prompt in prompts:
+                for i in range(body.num_choices):
+                    streams.append(await open_prompt(hosted, prompt, nth_ask(ask, i)))
+                    stack.callback(streams[-1].close)
+            if body.stream:
+                return sse.EventStream(reply.events(streams), sse_error, stack.pop_all())
+            return await until_hangup(request, reply.whole(streams))
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -108,6 +116,8 @@ class _Reply:
 
     async def whole(self, streams: list[AnswerStream]) -> Response:
         completions = await asyncio.gather(*(stream.complete() for stream in streams))
+        for completion in completions:
+            check_ended(completion)
         choices = [self._choice(i, completion) for i, completion in enumerate(completions)]
         return json_response({**self._head, "choices": choices, "usage": _usage(completions, self._choices)})
 
@@ -122,51 +132,74 @@ class _Reply:
         }
 
     async def events(self, streams: list[AnswerStream]) -> AsyncGenerator[bytes, None]:
-        if self._echo:
-            for index, stream in enumerate(streams):
-                text = self._tokenizer.decode(stream.sequence.request.prompt_ids)
-                yield self._event(index, text)
-        offsets = [0] * len(streams)
+        columns = [_Columns(self._tokenizer) for _ in streams]
+        has_begun = [not self._echo] * len(streams)
         async for index, piece in merged([_pieces(stream) for stream in streams]):
+            if not has_begun[index]:  # the prompt's logprobs are there with the first token
+                has_begun[index] = True
+                yield self._event(index, *self._echoed(streams[index].sequence, columns[index]))
             if piece is None:
-                yield self._event(index, "", finish_reason=streams[index].completion.finish_reason)
+                completion = streams[index].completion
+                check_ended(completion)
+                reasons = {"finish_reason": completion.finish_reason, "stop_reason": completion.matched_stop}
+                yield self._event(index, "", None, **reasons)
             elif piece.text or piece.logprobs:
-                shown = self._columns(piece.logprobs, offsets[index]) if self._wants_logprobs else None
-                offsets[index] += len(piece.text)
-                yield self._event(index, piece.text, logprobs=shown)
+                yield self._event(
+                    index, piece.text, columns[index].of(piece.logprobs) if self._wants_logprobs else None
+                )
         if self._with_usage:
             completions = [stream.completion for stream in streams]
             yield sse.data({**self._head, "choices": [], "usage": _usage(completions, self._choices)})
         yield sse.DONE
 
-    def _event(self, index: int, text: str, *, logprobs: JSON | None = None, finish_reason: str | None = None) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _event(self, index: int, text: str, logprobs: JSON | None, **reasons: str | None) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **reasons}
         return sse.data({**self._head, "choices": [choice]})
 
-    def _logprobs(self, completion: Completion) -> JSON:
-        """OpenAI's old columns; the first token of an echoed prompt has no logprob."""
-        output = self._columns(completion.logprobs or (), 0)
-        if completion.prompt_logprobs is None:
-            return output
-        first = self._columns((Logprob(completion.prompt_token_ids[0], 0.0, ()),), 0)
-        first["token_logprobs"], first["top_logprobs"] = [None], [None]
-        rest = self._columns(completion.prompt_logprobs, len(first["tokens"][0]))
-        prompt_len = len(self._tokenizer.decode(completion.prompt_token_ids))
-        output["text_offset"] = [prompt_len + offset for offset in output["text_offset"]]
-        return {name: first[name] + rest[name] + output[name] for name in output}
+    def _echoed(self, sequence: Sequence, columns: _Columns) -> tuple[str, JSON | None]:
+        """The prompt, and its logprobs where they are wanted."""
+        ids = sequence.request.prompt_ids
+        logprobs = (
+            columns.of_prompt(ids, [logprob_of(s) for s in sequence.prompt_logprobs]) if self._wants_logprobs else None
+        )
+        return self._tokenizer.decode(ids), logprobs
 
-    def _columns(self, logprobs: Sequence[Logprob], offset: int) -> JSON:
-        tokens = [self._text(logprob.token_id) for logprob in logprobs]
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
+    def _logprobs(self, completion: Completion) -> JSON:
+        columns = _Columns(self._tokenizer)
+        prompt: JSON = {}
+        if completion.prompt_logprobs is not None:
+            prompt = columns.of_prompt(completion.prompt_token_ids, completion.prompt_logprobs)
+        output = columns.of(completion.logprobs or ())
+        return {name: prompt.get(name, []) + column for name, column in output.items()}
+
+
+class _Columns:
+    """OpenAI's old columns: tokens, token_logprobs, top_logprobs, text_offset; offsets go on from call to call."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.stream(continues=True)
+        self._offset = 0
+
+    def of_prompt(self, ids: ListLike[int], logprobs: ListLike[Logprob]) -> JSON:
+        """The first token has no logprob."""
+        first, rest = self.of([Logprob(ids[0], 0.0, ())]), self.of(logprobs)
+        first["token_logprobs"], first["top_logprobs"] = [None], [None]
+        return {name: first[name] + rest[name] for name in first}
+
+    def of(self, logprobs: ListLike[Logprob]) -> JSON:
         return {
-            "tokens": tokens,
+            "tokens": [self._text(logprob.token_id) for logprob in logprobs],
             "token_logprobs": [max(logprob.logprob, -9999.0) for logprob in logprobs],
             "top_logprobs": [{self._text(token): max(value, -9999.0) for token, value in p.top} for p in logprobs],
-            "text_offset": offsets,
+            "text_offset": [self._advance(logprob.token_id) for logprob in logprobs],
         }
+
+    def _advance(self, token_id: int) -> int:
+        """Where the token begins; one in the middle of a character, where that character does."""
+        offset = self._offset
+        self._offset += len(self._decoder.push(token_id))
+        return offset
 
     def _text(self, token_id: int) -> str:
         """Part of a character is written as OpenAI does: bytes:\\xe2\\x80."""
@@ -182,7 +215,7 @@ async def _pieces(stream: AnswerStream) -> AsyncGenerator[Piece, None]:
         yield piece
 
 
-def _usage(completions: Sequence[Completion], choices_per_prompt: int) -> JSON:
+def _usage(completions: ListLike[Completion], choices_per_prompt: int) -> JSON:
     """Every prompt counts, once for all its choices."""
     usage = usage_of(completions)
     usage["prompt_tokens"] = sum(len(c.prompt_token_ids) for c in completions[::choices_per_prompt])

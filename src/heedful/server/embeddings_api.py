@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from heedful.errors import BadParameter
+from heedful.errors import UsageError
 from heedful.server.bodies import json_response, read_body, until_hangup
 from heedful.server.failures import HTTPFailure
 from heedful.server.fields import HeedfulOptions
@@ -39,7 +39,7 @@ async def embeddings(request: Request) -> Response:
             raise HTTPFailure(400, f"the model has {embedder.dimensions} dimensions and no fewer", field="dimensions")
         try:
             batch = await until_hangup(request, asyncio.to_thread(embedder.embed, texts, truncate=truncate))
-        except BadParameter as error:
+        except UsageError as error:
             raise HTTPFailure(400, error.message, field="input") from error
         name = body.model or embedder.name
     receipt = batch.receipt.to_dict()

@@ -43,7 +43,7 @@ class HeedfulOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StreamOptions(Struct, kw_only=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class SamplingFields(Struct, kw_only=True):
@@ -75,7 +75,7 @@ class SamplingFields(Struct, kw_only=True):
     @property
     def wants_usage(self) -> bool:
         """In a stream, a last event with what it cost."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def sampling_of(fields: SamplingFields, **more: Any) -> SamplingParams:
@@ -156,6 +156,8 @@ def grammar_of(response_format: dict[str, Any] | None, field: str = "response_fo
     kind = "text" if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
         return None
+    if kind == "json_object" and "schema" in response_format:  # as llama.cpp has it
+        return grammar_of({**response_format, "type": "json_schema"}, field)
     if kind == "json_object":
         return GrammarSpec("json_object", "")
     if kind == "json_schema":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -20,6 +21,7 @@ from heedful.server.settings import ServerSettings
 OPEN_PATHS = frozenset({"/health", "/ready", *page_api.FILES})
 """No key is asked for these; the page asks for it itself."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/@]+)(?::[0-9]{0,5})?")
 _CORS_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 
 
@@ -57,7 +59,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Failure | None:
         host = headers.get("host", "")
-        if not self._any_host and _host_name(host) not in self._hosts:
+        if len(headers.getlist("host")) != 1 or (not self._any_host and _host_name(host) not in self._hosts):
             message = (
                 f"requests to host {host!r} are not answered; start the server with --allow-host {_host_name(host)}"
             )
@@ -79,7 +81,8 @@ class Guard:
         return found
 
     def _is_foreign(self, origin: str, host: str) -> bool:
-        return origin.partition("://")[2].lower() != host.lower()
+        scheme, _, name = origin.partition("://")
+        return scheme not in ("http", "https") or name.lower() != host.lower()
 
     def _is_allowed_origin(self, origin: str) -> bool:
         return "*" in self._settings.allowed_origins or origin in self._settings.allowed_origins
@@ -118,7 +121,7 @@ def _with_cors(send: Send, origin: str) -> Send:
 def _cors(origin: str) -> Iterable[tuple[bytes, bytes]]:
     yield b"access-control-allow-origin", origin.encode("latin-1", "replace")
     yield b"access-control-allow-headers", _CORS_HEADERS.encode()
-    yield b"access-control-allow-methods", b"GET, POST, DELETE"
+    yield b"access-control-allow-methods", b"GET, POST, PUT, DELETE"
     yield b"access-control-max-age", b"600"
     yield b"vary", b"Origin"
 
@@ -133,7 +136,6 @@ def _digest(key: str) -> bytes:
 
 
 def _host_name(host: str) -> str:
-    """Without the port."""
-    if host.startswith("["):
-        return host.partition("]")[0].lower() + "]"
-    return host.partition(":")[0].lower()
+    """Without the port; "" for what is no host."""
+    found = _HOST.fullmatch(host)
+    return found[1].lower() if found else ""

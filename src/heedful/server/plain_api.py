@@ -10,11 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heedful import __version__
+from heedful.server.asks import MOST_TEXT_CHARS
 from heedful.server.bodies import JSON, json_response, read_body
 from heedful.server.chat_api import messages_of
 from heedful.server.failures import HTTPFailure
 from heedful.server.pool import Hosted
 from heedful.server.state import state_of
+
+MOST_TOKENS = 100_000
 
 
 async def health(request: Request) -> Response:
@@ -69,6 +72,8 @@ async def tokenize(request: Request) -> Response:
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
         raise HTTPFailure(400, "give either prompt or messages", field="prompt")
+    if text is not None and len(text) > MOST_TEXT_CHARS:
+        raise HTTPFailure(400, f"has {len(text):,} characters; at most {MOST_TEXT_CHARS:,} are read", field="prompt")
     async with state_of(request).pool.lease(body.model) as hosted:
         llm = hosted.llm
         if text is None:
@@ -86,8 +91,11 @@ class DetokenizeBody(Struct, kw_only=True):
 
 async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody)
+    if len(body.tokens) > MOST_TOKENS:
+        raise HTTPFailure(400, f"has {len(body.tokens):,} tokens; at most {MOST_TOKENS:,} are read", field="tokens")
     async with state_of(request).pool.lease(body.model) as hosted:
         size = hosted.llm.tokenizer.vocab_size
         if bad := [token for token in body.tokens if not 0 <= token < size]:
             raise HTTPFailure(400, f"token id {bad[0]} is not in the vocabulary of {size:,}", field="tokens")
-        return json_response({"prompt": hosted.llm.tokenizer.decode(body.tokens, skip_special=False)})
+        text = await asyncio.to_thread(hosted.llm.tokenizer.decode, body.tokens, skip_special=False)
+        return json_response({"prompt": text})

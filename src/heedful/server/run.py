@@ -12,21 +12,30 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from heedful.errors import BadParameter
-from heedful.server.settings import MOST_HEADER_BYTES, ServerSettings
+from heedful.server.settings import MOST_BODY_BYTES, MOST_HEADER_BYTES, ServerSettings
 from heedful.server.state import ServerState
 
 MARGIN_SECONDS = 5.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses headers that are too big while they come: the parser itself would keep them all."""
+    """Refuses headers that are too big while they come: the parser itself would keep them all. Of a body's bytes on the
+    wire there may be some more than of the body itself, and what follows its last chunk is not kept.
+    """
 
+    most_body_bytes = MOST_BODY_BYTES
     _is_in_headers = True
     _header_bytes = 0
+    _body_bytes = 0
 
     def on_message_begin(self) -> None:
         self._is_in_headers = True
+        self._body_bytes = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
@@ -43,6 +52,11 @@ class LimitedProtocol(HttpToolsProtocol):
             end = data.find(b"\r\n\r\n")  # a body may follow in the same piece
             if self._header_bytes > MOST_HEADER_BYTES and not 0 <= end < MOST_HEADER_BYTES:
                 self.send_400_response("Request header too large.")
+                return
+        else:
+            self._body_bytes += len(data)
+            if self._body_bytes > 2 * self.most_body_bytes + MOST_HEADER_BYTES:
+                self.send_400_response("Request body too large.")
                 return
         super().data_received(data)
 

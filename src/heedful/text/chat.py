@@ -115,8 +115,11 @@ def _checked_message(message: Any, where: str, joins_parts: bool) -> dict[str, A
 def _part_text(part: Any, where: str) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else None
     raise BadParameter(
-        "messages", f"{where} has a part that is not text", 'Parts look like {"type": "text", "text": "Hello"}.'
+        "messages",
+        f"{where} has a part that is not text ({kind!r:.40}); nothing else is read",
+        'Parts look like {"type": "text", "text": "Hello"}.',
     )
 
 

@@ -108,6 +108,11 @@ class Tokenizer:
         """The bytes that a token stands for, perhaps part of a character; a control token's are its text."""
         return self._vocabulary.bytes_of(token_id)
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes: so many of a text make at least one."""
+        return max(1, max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size)))
+
     def id_of(self, text: str) -> int | None:
         """Id of the control token with this text."""
         return self._vocabulary.control.get(text)
