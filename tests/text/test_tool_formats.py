@@ -190,12 +190,22 @@ def test_phi_reads_its_tools_from_the_system_message() -> None:
 
 @pytest.mark.parametrize(
     "calls",
-    [[call("f", "{")], [call("f", "[]")], [call(1, "{}")], ["f"], [{"type": "function"}]],  # type: ignore[arg-type]
+    [[call(1, "{}")], ["f"], [{"type": "function"}]],  # type: ignore[arg-type]
 )
 @pytest.mark.parametrize("form", [DEFAULT, HERMES])
 def test_malformed_calls_in_the_history_are_refused(calls: Any, form: ToolFormat) -> None:
     with pytest.raises(BadParameter, match="messages"):
         with_tools([{"role": "assistant", "content": "", "tool_calls": calls}], TOOLS, ToolChoice("auto"), form)
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", "4", "{'a': 1}"])
+def test_a_call_that_the_model_once_broke_does_not_end_the_conversation(broken: str) -> None:
+    said = {"role": "assistant", "content": "", "tool_calls": [call("f", broken)]}
+    (native,) = with_tools([said], TOOLS, ToolChoice("none"), HERMES)
+    arguments = native["tool_calls"][0]["function"]["arguments"]
+    assert set(arguments) == {"text"}
+    (plain,) = with_tools([said], TOOLS, ToolChoice("none"), DEFAULT)
+    assert '"name": "f"' in plain["content"]
 
 
 @pytest.fixture(scope="module")

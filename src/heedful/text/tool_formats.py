@@ -211,7 +211,7 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function(call: Any) -> dict[str, Any]:
-    """Name and arguments, an object, of a call in the history. Raises BadParameter."""
+    """Name and arguments, an object, of a call in the history; {"text": …} where they are none. Raises BadParameter."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str):
@@ -221,9 +221,9 @@ def _function(call: Any) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
-            arguments = None
+            pass  # a call that the model once broke must not end the conversation
     if not isinstance(arguments, Mapping):
-        raise BadParameter("messages", f"the arguments of a call of {name!r:.80} are no JSON object")
+        arguments = {"text": arguments}
     return {"name": name, "arguments": dict(arguments)}
 
 
