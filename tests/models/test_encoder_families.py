@@ -38,6 +38,7 @@ TRUNKS = (
     "deberta_v2_seqcls",
     "deberta_v2_mlm",
     "deberta_v2_own_positions",
+    "deberta_v2_convolution",
 )
 CLASSIFIERS = ("bert_seqcls", "modernbert_seqcls_cls", "modernbert_seqcls_mean", "deberta_v2_seqcls")
 TOLERANCE = 1e-4
@@ -91,6 +92,7 @@ def test_packed_hidden_states_equal_the_recorded_padded_ones(model: str, fixed: 
         ("deberta_v2", {"max_relative_positions": 40}),
         ("deberta_v2", {"pos_att_type": ["c2p"]}),
         ("deberta_v2", {"pos_att_type": ["p2c"]}),
+        ("deberta_v2_convolution", {"conv_act": "relu"}),
         ("deberta_v2_own_positions", {"max_relative_positions": 20, "position_buckets": 20}),
     ],
 )
@@ -265,11 +267,14 @@ def test_modernbert_config_as_old_and_new_versions_write_it() -> None:
     assert set(one_theta.ropes) == {Rope(16, 160000.0)}
 
 
-@pytest.mark.parametrize("model", ["modernbert", "deberta_v2"])
+@pytest.mark.parametrize("model", ["modernbert", "deberta_v2", "deberta_v2_convolution"])
 def test_weights_are_counted(model: str) -> None:
     config, trunk, _ = tiny(model)
-    in_layers = sum(p.numel() for n, p in trunk.named_parameters() if n.startswith("layers") and p.ndim == 2)
-    positions = 0 if config.relative is None else 2 * 2 * 16 * 2 * 48  # layers · terms · span · 2 rows · channels
+    in_layers = sum(p.numel() for n, p in trunk.named_parameters() if n.startswith(("layers", "conv")) and p.ndim >= 2)
+    # layers · terms · span · 2 rows · channels
+    positions = {"modernbert": 0, "deberta_v2": 2 * 2 * 16 * 2 * 48, "deberta_v2_convolution": 2 * 2 * 16 * 2 * 32}[
+        model
+    ]
     assert config.matrix_weights == in_layers
     assert config.linear_weights == in_layers + positions
     assert config.embedding_weights == sum(p.numel() for n, p in trunk.named_parameters() if "embed.weight" in n)
@@ -290,7 +295,10 @@ def test_weights_are_counted(model: str) -> None:
         ("modernbert", {"num_attention_heads": 0}, "num_heads is 0"),
         ("modernbert", {"norm_eps": None}, "norm_eps"),
         ("deberta_v2", {"relative_attention": False}, "no relative attention"),
-        ("deberta_v2", {"conv_kernel_size": 3}, "a convolution"),
+        ("deberta_v2", {"conv_kernel_size": 4}, "convolution over 4 neighbours"),
+        ("deberta_v2", {"conv_kernel_size": 3, "conv_groups": 5}, "in 5 groups"),
+        ("deberta_v2", {"conv_kernel_size": 3, "conv_act": "mish"}, "activation 'mish'"),
+        ("deberta_v2", {"conv_kernel_size": "3"}, "conv_kernel_size"),
         ("deberta_v2", {"embedding_size": 32}, "narrower embeddings"),
         ("deberta_v2", {"attention_head_size": 8}, "heads of another size"),
         ("deberta_v2", {"pos_att_type": ["p2p"]}, "pos_att_type"),

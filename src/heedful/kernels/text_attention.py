@@ -75,6 +75,7 @@ class DisentangledAttend:
     """Every token sees every token of its text; a pair's score has terms for its distance. `lengths`: of texts."""
 
     def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
         self.longest = max(lengths)
         self._runs = _runs_of(lengths)
         self._tokens = [length * texts for length, texts in self._runs]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful.kernels.text_attention import DisentangledAttend
-from heedful.models.bert import FeedForward
-from heedful.models.encoder_config import EncoderConfig, RelativePositions
+from heedful.models.bert import FeedForward, activate
+from heedful.models.encoder_config import Convolution, EncoderConfig, RelativePositions
 from heedful.models.layers import Linear
 
 PositionTerms = tuple[Tensor | None, Tensor | None]
@@ -71,6 +71,23 @@ class DebertaBlock(nn.Module):
         return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
 
 
+class NeighbourConvolution(nn.Module):
+    """norm(x + act(conv(embedded))); beyond the ends of a text there are zeros."""
+
+    def __init__(self, config: EncoderConfig, convolution: Convolution) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.activation = convolution.activation
+        reach = (convolution.width - 1) // 2
+        self.conv = nn.Conv1d(width, width, convolution.width, padding=reach, groups=convolution.groups)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+
+    def forward(self, embedded: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
+        """Both (T, C), of texts of these lengths → (T, C)."""
+        near = torch.cat([self.conv(text.T).T for text in torch.split(embedded, lengths)])
+        return self.norm(x + activate(self.activation, near))  # type: ignore[no-any-return]
+
+
 class Deberta(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -84,6 +101,7 @@ class Deberta(nn.Module):
         self.rel_embed = nn.Embedding(2 * self.relative.span, width)
         self.rel_norm = nn.LayerNorm(width, eps=eps) if self.relative.normed else None
         self.layers = nn.ModuleList(DebertaBlock(config) for _ in range(config.num_layers))
+        self.conv = NeighbourConvolution(config, config.convolution) if config.convolution else None
         self._fixed_terms: list[PositionTerms] | None = None
 
     def forward(self, token_ids: Tensor, positions: Tensor, token_types: Tensor, attend: DisentangledAttend) -> Tensor:
@@ -93,10 +111,12 @@ class Deberta(nn.Module):
             x = x + self.position_embed(positions)
         if self.type_embed is not None:
             x = x + self.type_embed(token_types)
-        x = self.embed_norm(x)
+        embedded = x = self.embed_norm(x)
         rows = distance_rows(self.relative, attend.longest)
-        for block, terms in zip(self.layers, self._fixed_terms or self._position_terms(), strict=True):
-            x = block(x, terms, rows, attend)
+        for layer, terms in enumerate(self._fixed_terms or self._position_terms()):
+            x = self.layers[layer](x, terms, rows, attend)
+            if layer == 0 and self.conv is not None:
+                x = self.conv(embedded, x, attend.lengths)
         return x  # type: ignore[no-any-return]
 
     @torch.inference_mode()

@@ -20,6 +20,7 @@ _SUPPORTED = "heedful runs these encoders: " + ", ".join(RUNNING_ENCODERS) + "."
 _SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "context_len", "token_types")
 _LARGEST = 2**31 - 1
 _MOST_LAYERS = 4096
+_WIDEST_CONVOLUTION = 255
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 
@@ -56,6 +57,16 @@ class RelativePositions:
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """Of large DeBERTas: over neighbouring embeddings of a text, added to what the first layer gives."""
+
+    width: int
+    """Neighbours that count, the token itself among them: an odd number."""
+    groups: int = 1
+    activation: str = "tanh"
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """One encoder: every token sees every token of its text, or those near it. Lengths are in tokens, sizes in
     channels.
@@ -79,6 +90,7 @@ class EncoderConfig:
     """By layer; (): positions are not rotary."""
     learned_positions: bool = True
     relative: RelativePositions | None = None
+    convolution: Convolution | None = None
     attention_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
@@ -115,7 +127,7 @@ class EncoderConfig:
         """Stored weights of all matrices that every token passes, without embeddings."""
         mlp = (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
         own = self.relative.kinds if self.relative and not self.relative.shared else 0
-        return self.num_layers * ((4 + own) * self.hidden_size**2 + mlp)
+        return self.num_layers * ((4 + own) * self.hidden_size**2 + mlp) + self._convolution_weights
 
     @property
     def linear_weights(self) -> int:
@@ -124,7 +136,13 @@ class EncoderConfig:
         """
         mlp = (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
         distances = 2 * self.relative.span * self.relative.kinds * self.hidden_size if self.relative else 0
-        return self.num_layers * (4 * self.hidden_size**2 + mlp + distances)
+        return self.num_layers * (4 * self.hidden_size**2 + mlp + distances) + self._convolution_weights
+
+    @property
+    def _convolution_weights(self) -> int:
+        if self.convolution is None:
+            return 0
+        return self.convolution.width * self.hidden_size**2 // self.convolution.groups
 
     @property
     def embedding_weights(self) -> int:
@@ -236,6 +254,7 @@ def _deberta(hf: Mapping[str, Any]) -> EncoderConfig:
         activation=known_activation(hf.get("hidden_act", "gelu")),
         learned_positions=bool(hf.get("position_biased_input", True)),
         relative=_relative(hf),
+        convolution=_convolution(hf),
     )
 
 
@@ -244,7 +263,6 @@ def _refuse_deberta_parts(hf: Mapping[str, Any]) -> None:
     hidden, head = hf["hidden_size"], hf.get("attention_head_size")
     for is_there, what in (
         (not hf.get("relative_attention"), "no relative attention"),
-        (hf.get("conv_kernel_size"), "a convolution"),
         (hf.get("embedding_size", hidden) != hidden, "narrower embeddings"),
         (head is not None and head * hf["num_attention_heads"] != hidden, "heads of another size"),
     ):
@@ -269,6 +287,19 @@ def _relative(hf: Mapping[str, Any]) -> RelativePositions:
         shared=bool(hf.get("share_att_key", False)),
         normed="layer_norm" in str(hf.get("norm_rel_ebd", "none")).lower().split("|"),
     )
+
+
+def _convolution(hf: Mapping[str, Any]) -> Convolution | None:
+    width = _whole("conv_kernel_size", hf.get("conv_kernel_size") or 0, 0)
+    if not width:
+        return None
+    groups = _whole("conv_groups", hf.get("conv_groups", 1), 1)
+    if width % 2 == 0 or width > _WIDEST_CONVOLUTION or hf["hidden_size"] % groups:
+        raise UnsupportedModel(
+            f"a convolution over {width} neighbours in {groups} groups is not computed", "The file may be damaged."
+        )
+    name = hf.get("conv_act", "tanh")
+    return Convolution(width, groups, "tanh" if name == "tanh" else known_activation(name))
 
 
 def known_activation(name: Any) -> str:

@@ -2,7 +2,8 @@
 
 Our names: embed, position_embed, type_embed, embed_norm, layers.N.{attn.q, attn.k, attn.v, attn.out, attn_norm, mlp.up,
 mlp.down, mlp_norm}; each with .weight or .bias. Matrices are (out, in). ModernBERT has attn.qkv, mlp.up with the gate's
-rows first, and norm after its last layer; DeBERTa has rel_embed, rel_norm and perhaps attn.pos_q and attn.pos_k.
+rows first, and norm after its last layer; DeBERTa has rel_embed, rel_norm, and perhaps attn.pos_q, attn.pos_k,
+conv.conv and conv.norm.
 """
 
 from __future__ import annotations
@@ -76,7 +77,13 @@ _NAMES = {
     "deberta-v2": _FamilyNames(
         prefix="deberta.",
         layers="encoder.layer.",
-        top={**_EMBEDDINGS, "encoder.rel_embeddings": "rel_embed", "encoder.LayerNorm": "rel_norm"},
+        top={
+            **_EMBEDDINGS,
+            "encoder.rel_embeddings": "rel_embed",
+            "encoder.LayerNorm": "rel_norm",
+            "encoder.conv.conv": "conv.conv",
+            "encoder.conv.LayerNorm": "conv.norm",
+        },
         layer={
             **_POST_NORM,
             "attention.self.query_proj": "attn.q",
