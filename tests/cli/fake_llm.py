@@ -129,6 +129,7 @@ class ScriptedLLM(LLM):
         self.config = CONFIG
         self.context_len = context_len
         self.policy = CachePolicy()
+        self.speculate = False
         self.ledger = Ledger()
         self.tokenizer = WordTokenizer(WordTemplate(takes_system))  # type: ignore[assignment]
         self.runner = ScriptedRunner(((self.tokenizer.id_of(p) for p in pieces) for pieces in answers), context_len)

@@ -18,7 +18,7 @@ from heedful.cli.history import ChatMessage, History, StoredChat
 from heedful.cost.energy import Energy
 from heedful.cost.ledger import Ledger
 from heedful.cost.quality import Quality
-from heedful.cost.receipt import Flops, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
+from heedful.cost.receipt import Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.errors import ContextOverflow, HistoryError, UsageError
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
         "seconds": Seconds(**fields["seconds"]),
         "energy": Energy(**fields["energy"]),
         "quality": Quality(**fields["quality"]) if fields.get("quality") else None,
+        "guesses": Guesses(**fields.get("guesses", {})),
         "prefix": PrefixReport(**fields["prefix"]) if fields.get("prefix") else None,
     }
     derived = {"tokens_per_second"}

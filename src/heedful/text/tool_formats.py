@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -218,10 +219,8 @@ def _function(call: Any) -> dict[str, Any]:
         raise BadParameter("messages", "a tool call has no function with a name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError, RecursionError):  # a call that the model once broke must not end the conversation
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass  # a call that the model once broke must not end the conversation
     if not isinstance(arguments, Mapping):
         arguments = {"text": arguments}
     return {"name": name, "arguments": dict(arguments)}

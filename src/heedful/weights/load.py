@@ -42,7 +42,8 @@ def load(name: str, *, accept_licence: bool = False) -> LoadedModel:
     source = parse_source(name)
     if isinstance(source, Alias) and source.kind == "encoder":
         raise UnsupportedModel(
-            f"{name} is an encoder, which generates no text", f"Make vectors with it: heedful embed -m {name}, or /v1/embeddings of a server"
+            f"{name} is an encoder, which generates no text",
+            f"Make vectors with it: heedful embed -m {name}, or /v1/embeddings of a server",
         )
     path = gguf_or_folder(resolve(name, accept_licence=accept_licence).path)
     with _strange_values_named(path):
