@@ -4,7 +4,8 @@
 
 Every client sends its own prompts, which have no beginning in common, one after the other; figures are output tokens a
 second of all clients together, medians of the rounds. `engine` is the same work given to the engine in one process,
-without HTTP. The peer is `python -m llama_cpp.server` of the package llama-cpp-python, which answers one request at a
+without HTTP. What HTTP costs is the processor time of the server's main thread, which does nothing else: a difference of two
+speeds drowns in the noise. The peer is `python -m llama_cpp.server` of the package llama-cpp-python, which answers one request at a
 time; --peer-url names another server that is running. A table, and a JSON line last.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import socket
 import statistics
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
@@ -35,11 +38,15 @@ def main() -> None:
     with Server([sys.executable, "-m", "heedful", "serve", "-m", args.model, "--no-history", "--port"]) as server:
         cases = (("one", 1, False), ("all", args.clients, False), ("all_streaming", args.clients, True))
         for name, count, stream in cases:
-            speeds = []
+            speeds, shares = [], []
             for _ in range(args.rounds):
                 texts = prompts.pop()[:count]  # new ones, or the prefix cache would answer
+                began, cpu_began = perf_counter(), server.http_cpu_seconds
                 speeds.append(_load(server.url, texts, args, stream=stream))
+                share = (server.http_cpu_seconds - cpu_began) / (perf_counter() - began) / len(os.sched_getaffinity(0))
+                shares.append(share)
             results[name] = round(statistics.median(speeds), 1)
+            results[f"{name}_http_share"] = round(statistics.median(shares), 4)
     if args.peer_url or args.peer_python:
         results["peer"] = _peer(args, prompts[0])
     _print_table(results)
@@ -62,7 +69,8 @@ def _median(rounds: int, run: Callable[[int], float]) -> float:
 def _engine(args: argparse.Namespace, prompts: list[str]) -> float:
     """In a process of its own, which ends before the next one starts."""
     program = (
-        "import json, sys; from time import perf_counter\n"
+        "import json, sys; from pathlib import Path
+from time import perf_counter\n"
         "from heedful import LLM, SamplingParams; from heedful.request import Request\n"
         "model, prompts, output = json.load(sys.stdin)\n"
         "llm = LLM(model); engine = llm.engine; llm.generate('Hello', max_tokens=4)\n"
@@ -90,6 +98,12 @@ class Server:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def http_cpu_seconds(self) -> float:
+        """Processor time of the main thread, which does all of HTTP and nothing else."""
+        fields = Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def __enter__(self) -> Server:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -157,7 +171,8 @@ def _print_table(results: dict[str, Any]) -> None:
     print(f"one client                    {one:8.1f}")
     print(f"all clients                   {everyone:8.1f}  {everyone / one:.2f} x one client")
     print(f"all clients, streaming        {results['all_streaming']:8.1f}")
-    print(f"HTTP over the engine          {100 * (results['engine'] / everyone - 1):7.1f} %")
+    shares = 100 * results["all_http_share"], 100 * results["all_streaming_http_share"]
+    print(f"HTTP's part of the processors {shares[0]:7.2f} %, streaming {shares[1]:.2f} %")
     if "peer" in results:
         peer = results["peer"]
         print(f"peer, one client              {peer['one']:8.1f}")
