@@ -69,8 +69,7 @@ def _median(rounds: int, run: Callable[[int], float]) -> float:
 def _engine(args: argparse.Namespace, prompts: list[str]) -> float:
     """In a process of its own, which ends before the next one starts."""
     program = (
-        "import json, sys; from pathlib import Path
-from time import perf_counter\n"
+        "import json, sys; from time import perf_counter\n"
         "from heedful import LLM, SamplingParams; from heedful.request import Request\n"
         "model, prompts, output = json.load(sys.stdin)\n"
         "llm = LLM(model); engine = llm.engine; llm.generate('Hello', max_tokens=4)\n"
