@@ -4,9 +4,9 @@
 
 Every client sends its own prompts, which have no beginning in common, one after the other; figures are output tokens a
 second of all clients together, medians of the rounds. `engine` is the same work given to the engine in one process,
-without HTTP. What HTTP costs is the processor time of the server's main thread, which does nothing else: a difference of two
-speeds drowns in the noise. The peer is `python -m llama_cpp.server` of the package llama-cpp-python, which answers one request at a
-time; --peer-url names another server that is running. A table, and a JSON line last.
+without HTTP. What HTTP costs is the processor time of the server's main thread, which does nothing else: a difference
+of two speeds drowns in the noise. The peer is `python -m llama_cpp.server` of the package llama-cpp-python, which
+answers one request at a time; --peer-url names another server that is running. A table, and a JSON line last.
 """
 
 from __future__ import annotations
