@@ -167,6 +167,7 @@ def _told_tools(chat: Chat, how: ToolFormat) -> list[dict[str, Any]] | None:
 
 
 def _rendered(llm: LLM, chat: Chat, how: ToolFormat) -> list[int]:
+    check_messages(chat.messages)
     return llm.encode_chat(with_tools(chat.messages, chat.tools, chat.choice, how), _told_tools(chat, how))
 
 
@@ -174,6 +175,15 @@ def check_ended(completion: Completion) -> None:
     """Raises EngineStopped for an answer that the server's end has cut off: it is none."""
     if completion.finish_reason == "cancelled":
         raise EngineStopped
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what would hold everybody up while it is rendered and encoded."""
+    if len(messages) > MOST_MESSAGES:
+        raise HTTPFailure(400, f"has {len(messages):,}; at most {MOST_MESSAGES:,} are read", field="messages")
+    if (chars := sum(len(_content_text(message)) for message in messages)) > MOST_TEXT_CHARS:
+        message = f"has {chars:,} characters; at most {MOST_TEXT_CHARS:,} are read"
+        raise HTTPFailure(400, message, field="messages")
 
 
 def check_length(llm: LLM, text: str | Sequence[int], ask: Ask) -> None:
@@ -198,8 +208,7 @@ def _content_text(message: Mapping[str, Any]) -> str:
 
 def _chat_ids(llm: LLM, chat: Chat, ask: Ask, how: ToolFormat) -> tuple[list[int], int]:
     """Token ids of the conversation, and how many were dropped to make it fit."""
-    if len(chat.messages) > MOST_MESSAGES:
-        raise HTTPFailure(400, f"has {len(chat.messages):,}; at most {MOST_MESSAGES:,} are read", field="messages")
+    check_messages(chat.messages)
     check_length(llm, "".join(map(_content_text, chat.messages)), ask)
     ids = _rendered(llm, chat, how)
     if not ask.truncate:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heedful import __version__
-from heedful.server.asks import MOST_TEXT_CHARS
+from heedful.server.asks import MOST_TEXT_CHARS, check_messages
 from heedful.server.bodies import JSON, json_response, read_body
 from heedful.server.chat_api import messages_of
 from heedful.server.failures import HTTPFailure
@@ -77,7 +77,9 @@ async def tokenize(request: Request) -> Response:
     async with state_of(request).pool.lease(body.model) as hosted:
         llm = hosted.llm
         if text is None:
-            tokens = await asyncio.to_thread(llm.encode_chat, messages_of(body.messages or []))
+            messages = messages_of(body.messages or [])
+            check_messages(messages)
+            tokens = await asyncio.to_thread(llm.encode_chat, messages)
         else:
             add_bos = False if body.add_special_tokens is False else None
             tokens = await asyncio.to_thread(lambda: llm.tokenizer.encode(text, add_bos=add_bos))
