@@ -174,11 +174,14 @@ class LayerOnPaper:
 
 def _stretches(policy: PagePolicy, prompt: int, cached: int) -> Iterable[tuple[int, int, int, int]]:
     """(begin, end, origin, steps): positions [begin, end), cut at origin + i · STEP_TOKENS."""
-    tail = max(cached, prompt - SPARSE_TAIL) if policy.sparse_prefill else cached
-    for begin, end in ((cached, tail), (tail, prompt)):
-        if begin < end:
-            origin = begin // STRIDE * STRIDE if policy.is_mixed else begin
-            yield begin, end, origin, -(-(end - origin) // STEP_TOKENS)
+    cuts = {cached, prompt}
+    if policy.sparse_prefill:
+        cuts.add(prompt - SPARSE_TAIL)
+    if policy.sinks and policy.window is not None:
+        cuts.add(policy.window)
+    for begin, end in pairwise(sorted(cut for cut in cuts if cached <= cut <= prompt)):
+        origin = begin // STRIDE * STRIDE if policy.is_mixed else begin
+        yield begin, end, origin, -(-(end - origin) // STEP_TOKENS)
 
 
 def _summed(counts: Callable[[int], Keys], first: int, end: int, bends: Iterable[int]) -> Keys:
