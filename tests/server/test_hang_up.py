@@ -126,8 +126,9 @@ def abort_some(server: RunningServer, draw: random.Random, count: int) -> None:
 
 
 def holdings(server: RunningServer) -> tuple[int, int, int, int]:
-    """Bytes of pages in use, threads, descriptors, resident memory."""
+    """Bytes of pages in use, threads but those of asyncio's bounded pool, descriptors, resident memory."""
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     pages = tiny(server).llm.engine.scheduler.cache.taken_bytes
-    return pages, threading.active_count(), len(os.listdir("/proc/self/fd")), resident
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+    return pages, len(threads), len(os.listdir("/proc/self/fd")), resident

@@ -298,7 +298,6 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
     ("input", {"input": [{"type": "item_reference", "id": "x"}]}),
     ("input", {"input": [{"role": "robot", "content": "x"}]}),
-    ("input", {"input": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": "{"}]}),
     ("input", {"input": "x" * 5000}),
     ("tools", {"tools": [{"type": "web_search"}]}),
     ("tool_choice", {"tools": [ADD], "tool_choice": {"type": "function", "name": "other"}}),
