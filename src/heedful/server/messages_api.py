@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from heedful.engine.answer import Completion
-from heedful.errors import EngineStopped
 from heedful.request import GrammarSpec
 from heedful.server import sse
 from heedful.server.asks import Chat, ChatTurn, count_tokens
@@ -112,9 +111,7 @@ class _Reply:
         yield _event("message_stop")
 
     def _end(self, completion: Completion) -> tuple[JSON, list[Step]]:
-        """Why it ended, and the steps that the end brings. Raises EngineStopped where the server's end cut it off."""
-        if completion.finish_reason == "cancelled":
-            raise EngineStopped
+        """Why it ended, and the steps that the end brings."""
         is_cut = completion.finish_reason == "length"
         steps = self._blocks.close(is_cut=is_cut)
         ending = {"stop_reason": self._stop_reason(completion, is_cut), "stop_sequence": completion.matched_stop}

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from heedful.engine.answer import Completion
-from heedful.errors import EngineStopped
 from heedful.request import GrammarSpec
 from heedful.server import sse
 from heedful.server.asks import Chat, ChatTurn
@@ -198,9 +197,6 @@ class _Reply:
         return self._event("response.failed", response=body)
 
     def _finish(self, completion: Completion) -> list[Step]:
-        """Raises EngineStopped where the server's end cut the answer off."""
-        if completion.finish_reason == "cancelled":
-            raise EngineStopped
         is_cut = completion.finish_reason == "length"
         steps = self._blocks.close(is_cut=is_cut)
         blocks = self._blocks.blocks
