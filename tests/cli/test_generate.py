@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pexpect
 import pytest
 
 from heedful import LLM
+from heedful.cli.doctor import _decode_bounds
 from heedful.testing import make_tiny_model
 
 
@@ -167,6 +169,16 @@ def test_show_describes_a_model(model: str) -> None:
     assert facts["visits_per_token"]["512"] == 2 * 4 * 64
     table = heedful("show", model).stdout
     assert "2 (attention window: 2 × 64)" in table
+
+
+def test_doctors_bound_is_the_memorys_speed_over_the_files_size(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(bytes(1000))
+
+    def fetched(name: str, file: str) -> Any:
+        return SimpleNamespace(record=SimpleNamespace(name=name), path=tmp_path / file)
+
+    models = [fetched("a", "a.gguf"), fetched("gone", "b.gguf"), fetched("folder", "")]
+    assert _decode_bounds(models, bandwidth=5e6) == {"a": 5000.0}
 
 
 def test_doctor_says_what_is_here(tmp_path: Path) -> None:

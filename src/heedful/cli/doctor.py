@@ -7,9 +7,12 @@ import json
 import platform
 import shutil
 from importlib import metadata
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from heedful.weights.model_cache import CachedModel
 
 
 def doctor(
@@ -37,6 +40,8 @@ def _look(quick: bool) -> dict[str, Any]:
     machine = hardware.detect()
     cache = cache_root()
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    bandwidth = None if quick else hardware.measure_read_bandwidth(machine.threads)
+    models = list_models()
     return {
         "heedful": __version__,
         "python": platform.python_version(),
@@ -46,15 +51,22 @@ def _look(quick: bool) -> dict[str, Any]:
         "cpu_features": list(machine.features),
         "memory_bytes": machine.memory_bytes,
         "free_memory_bytes": machine.free_memory_bytes,
-        "read_bandwidth": None if quick else hardware.measure_read_bandwidth(machine.threads),
+        "read_bandwidth": bandwidth,
         "torch": _version("torch"),
         "native_kernels": native.variant(),
         "huggingface_hub": _version("huggingface-hub"),
         "pip": importlib.util.find_spec("pip") is not None or shutil.which("pip") is not None,
         "cache": str(cache),
         "free_disk_bytes": shutil.disk_usage(existing).free,
-        "models": [model.record.name for model in list_models()],
+        "models": [model.record.name for model in models],
+        "decode_bounds": {} if bandwidth is None else _decode_bounds(models, bandwidth),
     }
+
+
+def _decode_bounds(models: list[CachedModel], bandwidth: float) -> dict[str, float]:
+    """Model → tokens/s at which its weights pass through memory once a token. GGUF files are nearly all weights."""
+    files = {model.record.name: model.path for model in models if model.path.suffix == ".gguf" and model.path.is_file()}
+    return {name: bandwidth / path.stat().st_size for name, path in files.items()}
 
 
 def _version(distribution: str) -> str | None:
@@ -94,6 +106,8 @@ def _in_words(name: str, value: Any) -> str:
         return f"{value / 1e9:,.1f} GB"
     if name == "native_kernels":
         return value or "not built; the PyTorch path runs"
+    if isinstance(value, dict):
+        return ", ".join(f"{model} {bound:,.0f} tok/s" for model, bound in value.items()) or "not measured"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
