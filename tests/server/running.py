@@ -7,12 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
 from heedful.engine.embedder import Embedder, load_embedder
 from heedful.engine.llm import LLM
 from heedful.server.app import make_app
-from heedful.server.run import LimitedProtocol, Server, listen
+from heedful.server.run import Server, listen, make_server
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState
 
@@ -46,18 +44,7 @@ def start_server(model_dir: Path, **settings: object) -> RunningServer:
 
     app = make_app(chosen, load, load_vectors)
     listening = listen(chosen)
-    config = uvicorn.Config(
-        app,
-        http=LimitedProtocol,
-        loop="asyncio",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_level="warning",
-        log_config=None,
-        timeout_graceful_shutdown=10,
-    )
-    server = Server(config, app.state.heedful)
+    server = make_server(app, chosen)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     thread.start()

@@ -23,7 +23,6 @@ class LimitedProtocol(HttpToolsProtocol):
     wire there may be some more than of the body itself, and what follows its last chunk is not kept.
     """
 
-    most_body_bytes = MOST_BODY_BYTES
     _is_in_headers = True
     _header_bytes = 0
     _body_bytes = 0
@@ -55,7 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 return
         else:
             self._body_bytes += len(data)
-            if self._body_bytes > 2 * self.most_body_bytes + MOST_HEADER_BYTES:
+            if self._body_bytes > 2 * MOST_BODY_BYTES + MOST_HEADER_BYTES:
                 self.send_400_response("Request body too large.")
                 return
         super().data_received(data)
@@ -91,8 +90,7 @@ class Server(uvicorn.Server):
         await closing
 
 
-def serve(app: Starlette, settings: ServerSettings, listening: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
+def make_server(app: Starlette, settings: ServerSettings) -> Server:
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
@@ -100,11 +98,17 @@ def serve(app: Starlette, settings: ServerSettings, listening: socket.socket) ->
         ws="none",
         lifespan="on",
         access_log=False,
+        log_config=None,
         log_level="warning",
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_seconds + MARGIN_SECONDS),
     )
-    Server(config, app.state.heedful).run(sockets=[listening])
+    return Server(config, app.state.heedful)
+
+
+def serve(app: Starlette, settings: ServerSettings, listening: socket.socket) -> None:
+    """Until SIGINT or SIGTERM."""
+    make_server(app, settings).run(sockets=[listening])
 
 
 def listen(settings: ServerSettings) -> socket.socket:
