@@ -13,7 +13,7 @@ import pytest
 from heedful import LLM
 from heedful.decide import Choice, Likelihood, Noul, Score
 from heedful.decide.calibrate import Calibration
-from heedful.decide.likelihood import answers_of, orders_of
+from heedful.decide.chat_prompt import answers_of, orders_of
 from heedful.errors import BadParameter, ContextOverflow
 from heedful.testing import make_tiny_model
 

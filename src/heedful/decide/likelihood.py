@@ -20,9 +20,11 @@ from time import perf_counter
 
 from heedful.cost.receipt import Receipt
 from heedful.decide.answer import Answers, answer_to
+from heedful.decide.as_text import Reader, with_text_cost
 from heedful.decide.calibrate import Calibration, softmax
+from heedful.decide.chat_prompt import answers_of, orders_of, prompt_text
 from heedful.decide.decider import Decider
-from heedful.decide.question import Choice, Noul, Question, Score, State, check_state, checked_questions, json_text
+from heedful.decide.question import Question, State, check_state, checked_questions, json_text
 from heedful.decide.receipt import decision_receipt
 from heedful.engine.llm import LLM
 from heedful.errors import BadParameter
@@ -84,9 +86,12 @@ class Likelihood(Decider):
             )
             for question, logits in zip(asked, scores, strict=True)
         }
-        return Answers(
-            self.name, answers, decision_receipt(self.name, len(asked), receipts, seconds=perf_counter() - began)
-        )
+        receipt = decision_receipt(self.name, len(asked), receipts, seconds=perf_counter() - began)
+        return Answers(self.name, answers, with_text_cost(receipt, state, asked, answers, self._reader()))
+
+    def _reader(self) -> Reader:
+        config, tokenizer = self.llm.config, self.llm.tokenizer
+        return Reader(self.name, config.num_layers * config.num_heads, lambda text: len(tokenizer.encode(text)))
 
     def logits(self, state: State, questions: Iterable[Question]) -> list[tuple[float, ...]]:
         """Of each question its options' log-likelihoods, before any temperature: what calibrate.fit takes."""
@@ -151,38 +156,6 @@ class Likelihood(Decider):
     def _request(self, ask: _Ask) -> Request:
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=ask.scored_from)
         return Request(ask.ids, sampling, self.policy, cache_salt=self.cache_salt)
-
-
-def prompt_text(state: str, question: Question, order: ListLike[int]) -> str:
-    """The state, then the question, then the options in this order of their indices."""
-    instructions = [] if question.instructions is None else [json_text(question.instructions)]
-    answers, meanings = answers_of(question), _meanings(question)
-    lines = [f"- {answers[at]}: {json_text(meanings[at])}" if meanings[at] else f"- {answers[at]}" for at in order]
-    how = {"choice": "one of these options", "score": "the number of one of these levels", "noul": "yes or no"}
-    asked = [*instructions, *lines, f"Answer with {how[question.type]} and nothing else."]
-    return "\n".join([state, "", *asked])
-
-
-def answers_of(question: Question) -> tuple[str, ...]:
-    """What the model is to say, by label."""
-    return ("no", "yes") if isinstance(question, Noul) else question.labels
-
-
-def orders_of(question: Question, count: int) -> list[list[int]]:
-    """At most `count` orders of the options' indices: evenly spaced rotations; of a scale the two directions."""
-    n = len(question.labels)
-    straight = list(range(n))
-    if isinstance(question, Score):
-        return [straight, straight[::-1]][: min(count, n)]
-    count = min(count, n)
-    starts = [i * n // count for i in range(count)]
-    return [straight[start:] + straight[:start] for start in starts]
-
-
-def _meanings(question: Question) -> list[object]:
-    if isinstance(question, Choice):
-        return list(question.described().values())
-    return list(question.levels) if isinstance(question, Score) else [question.false, question.true]
 
 
 def _common_len(lists: ListLike[ListLike[int]]) -> int:
