@@ -33,14 +33,17 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.kernels.reference",
     "heedful.kernels.attention",
     "heedful.kernels.text_attention",
+    "heedful.kernels.option_attention",
     "heedful.models.bert",
     "heedful.models.deberta",
     "heedful.models.heads",
+    "heedful.models.laya",
     "heedful.models.modernbert",
     "heedful.models.layers",
     "heedful.models.decoder",
     "heedful.engine.torch_classify",
     "heedful.engine.torch_embed",
+    "heedful.engine.torch_laya",
     "heedful.engine.torch_runner",
 }
 

@@ -21,12 +21,13 @@ from heedful.models.deberta import Deberta
 from heedful.models.decoder import Decoder
 from heedful.models.encoder_config import EncoderConfig
 from heedful.models.heads import MlmHead, SequenceHead
+from heedful.models.laya import LayaHead
 from heedful.models.modernbert import ModernBert
 from heedful.models.pooling import PoolingMode
 from heedful.weights.names import Weights, WeightsToPlace
 
 Trunk = Bert | ModernBert | Deberta
-Module = TypeVar("Module", bound=Trunk | SequenceHead | MlmHead)
+Module = TypeVar("Module", bound=Trunk | SequenceHead | MlmHead | LayaHead)
 
 
 def make_encoder(config: EncoderConfig, weights: Weights, *, threads: int) -> Trunk:

@@ -1,0 +1,54 @@
+"""Attention inside questions whose options do not see each other, so that their order cannot matter.
+
+Follows `attention.Attend`. A question is its text, its options and its state, one after another; options share their
+positions, and a local layer's window counts positions, not places.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heedful.kernels.text_attention import QUERY_BLOCK
+
+
+class OptionAttend:
+    """`lengths` of the questions, in order; `positions` and `options` int64 (T,): the option that a token belongs to,
+    from 1 on, or 0: none. Tokens of two different options do not see each other; within a window all others do that are
+    less than `window` positions apart.
+    """
+
+    def __init__(self, lengths: list[int], positions: Tensor, options: Tensor) -> None:
+        self._lengths = lengths
+        self._positions = torch.split(positions, lengths)
+        self._options = torch.split(options, lengths)
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
+    ) -> Tensor:
+        assert softcap is None, softcap
+        outs = []
+        questions = zip(
+            self._positions, self._options, *(torch.split(x, self._lengths) for x in (q, k, v)), strict=True
+        )
+        for positions, options, *qkv in questions:
+            query, key, value = (x.transpose(0, 1) for x in qkv)  # each (H, length, D)
+            for start in range(0, len(positions), QUERY_BLOCK):
+                block = slice(start, start + QUERY_BLOCK)
+                sees = visible(positions, options, block, window)
+                bias = torch.zeros(sees.shape, dtype=q.dtype, device=q.device).masked_fill_(~sees, float("-inf"))
+                out = F.scaled_dot_product_attention(
+                    query[None, :, block], key[None], value[None], attn_mask=bias, scale=scale
+                )
+                outs.append(out[0].transpose(0, 1))
+        return torch.cat(outs)
+
+
+def visible(positions: Tensor, options: Tensor, block: slice, window: int | None) -> Tensor:
+    """Whether a token of `block` sees each token of its question, bool (block, length)."""
+    own = options[block, None]
+    sees = (own == options) | (own == 0) | (options == 0)
+    if window is not None:
+        sees &= (positions[block, None] - positions).abs() < window
+    return sees

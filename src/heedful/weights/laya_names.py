@@ -1,0 +1,69 @@
+"""A Laya checkpoint's foreign weight names to ours, once, at the border: the trunk's and the head's apart.
+
+Our names of the head: type_embed, layers.N.{attn_norm, attn.qkv, attn.out, mlp_norm, mlp.up, mlp.down}, scorer.{norm,
+dense, out}, act.{dense, out}; each with .weight or .bias. Matrices are (out, in).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from heedful.errors import UnsupportedModel
+from heedful.weights.names import Weights
+from heedful.weights.tensor import StoredTensor
+
+TRUNK_PREFIX = "encoder."
+_LAYER = {
+    "self_attn.in_proj_weight": "attn.qkv.weight",
+    "self_attn.in_proj_bias": "attn.qkv.bias",
+    "self_attn.out_proj.weight": "attn.out.weight",
+    "self_attn.out_proj.bias": "attn.out.bias",
+    "linear1.weight": "mlp.up.weight",
+    "linear1.bias": "mlp.up.bias",
+    "linear2.weight": "mlp.down.weight",
+    "linear2.bias": "mlp.down.bias",
+    "norm1.weight": "attn_norm.weight",
+    "norm1.bias": "attn_norm.bias",
+    "norm2.weight": "mlp_norm.weight",
+    "norm2.bias": "mlp_norm.bias",
+}
+_TOP = {
+    "type_emb.weight": "type_embed.weight",
+    "scorer.0.weight": "scorer.norm.weight",
+    "scorer.0.bias": "scorer.norm.bias",
+    "scorer.1.weight": "scorer.dense.weight",
+    "scorer.1.bias": "scorer.dense.bias",
+    "scorer.3.weight": "scorer.out.weight",
+    "scorer.3.bias": "scorer.out.bias",
+    "act_head.0.weight": "act.dense.weight",
+    "act_head.0.bias": "act.dense.bias",
+    "act_head.2.weight": "act.out.weight",
+    "act_head.2.bias": "act.out.bias",
+}
+_BUFFERS = ("temperature",)
+"""Ones; the fitted temperatures stand in the config."""
+
+
+def laya_from_hf(stored: Mapping[str, StoredTensor]) -> tuple[Weights, Weights]:
+    """(trunk by its family's names without the prefix, head by our names) of a checkpoint.
+
+    Raises UnsupportedModel for a name nobody knows.
+    """
+    trunk: Weights = {}
+    head: Weights = {}
+    for name, tensor in stored.items():
+        if name.startswith(TRUNK_PREFIX):
+            trunk[name.removeprefix(TRUNK_PREFIX)] = tensor
+        elif name not in _BUFFERS:
+            head[_ours(name)] = tensor
+    return trunk, head
+
+
+def _ours(name: str) -> str:
+    if name in _TOP:
+        return _TOP[name]
+    found = re.fullmatch(r"head\.layers\.(\d{1,4})\.(.+)", name)
+    if found and found[2] in _LAYER:
+        return f"layers.{int(found[1])}.{_LAYER[found[2]]}"
+    raise UnsupportedModel(f"weight {name!r:.80} has no place in a Laya model", "The file holds another architecture.")
