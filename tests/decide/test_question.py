@@ -192,6 +192,8 @@ LINES: list[tuple[Any, str]] = [
         "- first turn\n- role: user\n  text: second\n- - nested\n  - 3",
     ),
     ({"check": "is it paid", "steps": ["look", "answer"]}, "check: is it paid\nsteps:\n  - look\n  - answer"),
+    # worked out from the published rule: texts keep their lines as they are, an empty object leaves an empty line
+    ({"log": ["one\ntwo", "  led"], "none": {}, "last": "a\n b"}, "log:\n  - one\ntwo\n  - led\nnone:\n\nlast: a\n b"),
 ]
 
 

@@ -164,26 +164,24 @@ def json_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 
-def line_text(value: Any) -> str:
-    """An object as `key: value` lines, an array as `- item` lines, nested ones indented: how Kev's models read it."""
+def line_text(value: Any, depth: int = 0) -> str:
+    """An object as `key: value` lines, an array as `- item` lines, nested ones indented: how Kev's models read it.
+
+    Lines inside of a text are not indented, and an item's leading white space is lost: so their training data was made.
+    """
+    margin = "  " * depth
     if value is None:
         return ""
     if isinstance(value, Mapping):
-        return "\n".join(_entry(key, item) for key, item in value.items())
+        return "\n".join(margin + _entry(key, item, depth) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return "\n".join(f"- {_indented(line_text(item))}" for item in value)
+        return "\n".join(f"{margin}- {line_text(item, depth + 1).lstrip()}" for item in value)
     return str(value)
 
 
-def _entry(key: str, item: Any) -> str:
-    text = line_text(item)
+def _entry(key: str, item: Any, depth: int) -> str:
     is_nested = isinstance(item, Mapping | list | tuple)
-    return f"{key}:\n  {_indented(text)}" if is_nested else f"{key}: {text}"
-
-
-def _indented(text: str) -> str:
-    """The lines after the first one by two spaces."""
-    return text.replace("\n", "\n  ")
+    return f"{key}:\n{line_text(item, depth + 1)}" if is_nested else f"{key}: {line_text(item)}"
 
 
 def _plain(value: Any) -> Any:
