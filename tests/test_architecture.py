@@ -36,6 +36,7 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.kernels.option_attention",
     "heedful.models.bert",
     "heedful.models.deberta",
+    "heedful.models.gliclass",
     "heedful.models.heads",
     "heedful.models.laya",
     "heedful.models.modernbert",
@@ -43,6 +44,7 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.models.decoder",
     "heedful.engine.torch_classify",
     "heedful.engine.torch_embed",
+    "heedful.engine.torch_gliclass",
     "heedful.engine.torch_laya",
     "heedful.engine.torch_runner",
 }

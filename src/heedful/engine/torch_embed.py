@@ -20,6 +20,7 @@ from heedful.models.config import ModelConfig
 from heedful.models.deberta import Deberta
 from heedful.models.decoder import Decoder
 from heedful.models.encoder_config import EncoderConfig
+from heedful.models.gliclass import GLiClassHead
 from heedful.models.heads import MlmHead, SequenceHead
 from heedful.models.laya import LayaHead
 from heedful.models.modernbert import ModernBert
@@ -27,7 +28,7 @@ from heedful.models.pooling import PoolingMode
 from heedful.weights.names import Weights, WeightsToPlace
 
 Trunk = Bert | ModernBert | Deberta
-Module = TypeVar("Module", bound=Trunk | SequenceHead | MlmHead | LayaHead)
+Module = TypeVar("Module", bound=Trunk | SequenceHead | MlmHead | LayaHead | GLiClassHead)
 
 
 def make_encoder(config: EncoderConfig, weights: Weights, *, threads: int) -> Trunk:

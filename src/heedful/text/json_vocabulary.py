@@ -7,7 +7,7 @@ and chat_template.jinja; each may be missing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -31,11 +31,14 @@ MOST_GROWTH = 64
 """Real files replace a space by one character, or a quotation mark by another."""
 
 
-def json_vocabulary(path: Path) -> Vocabulary:
-    """Vocabulary of the tokenizer.json at `path`. Raises TokenizerError."""
+def json_vocabulary(path: Path, control: Collection[str] = ()) -> Vocabulary:
+    """Vocabulary of the tokenizer.json at `path`. `control`: added tokens that are control tokens whatever it says.
+
+    Raises TokenizerError.
+    """
     engine = _load(path)
     try:
-        return _vocabulary(path, engine)
+        return _vocabulary(path, engine, control)
     except TokenizerError:
         raise
     except BaseException as error:  # a file that loads may still fail at the first text
@@ -72,7 +75,7 @@ def _replace_rules(normalizer: Any) -> Iterator[dict[str, Any]]:
             yield from _replace_rules(inner)
 
 
-def _vocabulary(path: Path, engine: tokenizers.Tokenizer) -> Vocabulary:
+def _vocabulary(path: Path, engine: tokenizers.Tokenizer, also_control: Collection[str]) -> Vocabulary:
     settings = _Settings(path.parent)
     added = engine.get_added_tokens_decoder()
     bos_id = _first(settings.token_id("bos", engine), *settings.model_ids("bos"))
@@ -82,7 +85,7 @@ def _vocabulary(path: Path, engine: tokenizers.Tokenizer) -> Vocabulary:
     control = {
         token.content: i
         for i, token in added.items()
-        if token.special or i in named or is_template_mark(token.content, template)
+        if token.special or i in named or token.content in also_control or is_template_mark(token.content, template)
     }
     before, after = _wrapping_ids(engine)
     bytes_of, leading_space = _token_bytes(engine, {i: token.content for i, token in added.items()})

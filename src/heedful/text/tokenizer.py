@@ -11,7 +11,7 @@ count as U+FFFD.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -38,9 +38,12 @@ class Tokenizer:
         self.control_texts = frozenset(vocabulary.control)
 
     @classmethod
-    def from_file(cls, path: Path) -> Tokenizer:
-        """From a tokenizer.json and the settings beside it. Raises TokenizerError."""
-        return cls(json_vocabulary(path))
+    def from_file(cls, path: Path, *, control: Collection[str] = ()) -> Tokenizer:
+        """From a tokenizer.json and the settings beside it. Raises TokenizerError.
+
+        control: added tokens that are control tokens whatever the file says of them.
+        """
+        return cls(json_vocabulary(path, control))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
