@@ -123,6 +123,7 @@ def test_public_names() -> None:
         "LLM",
         "CachePolicy",
         "Completion",
+        "Decider",
         "Finish",
         "HeedfulError",
         "Ledger",

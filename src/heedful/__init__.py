@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heedful.cost.ledger import Ledger
     from heedful.cost.receipt import Receipt
+    from heedful.decide.ask import Decider
     from heedful.engine.answer import Completion, Logprob, Piece
     from heedful.engine.llm import LLM, TextStream
     from heedful.errors import HeedfulError
@@ -22,6 +23,7 @@ _HOMES = {
     "LLM": "heedful.engine.llm",
     "CachePolicy": "heedful.request",
     "Completion": "heedful.engine.answer",
+    "Decider": "heedful.decide.ask",
     "Finish": "heedful.request",
     "HeedfulError": "heedful.errors",
     "Ledger": "heedful.cost.ledger",
@@ -36,6 +38,7 @@ __all__ = [
     "LLM",
     "CachePolicy",
     "Completion",
+    "Decider",
     "Finish",
     "HeedfulError",
     "Ledger",

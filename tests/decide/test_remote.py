@@ -9,14 +9,15 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from heedful.decide import Choice, Jev, Noul, Score
-from heedful.decide.http_post import Endpoint, Patience, retry_after
-from heedful.decide.remote import RemoteFailed
+from heedful.decide.http_client import Endpoint, Patience, retry_after
+from heedful.decide.remote import RemoteFailed, RemoteModel
 from heedful.errors import BadParameter, HeedfulError, NetworkUnavailable, UnknownModel, UsageError
 
 KEY = "sk-very-secret-0123456789"
@@ -53,13 +54,21 @@ class Server:
     def __init__(self) -> None:
         self.replies: list[tuple[int, Any, dict[str, str]]] = [(200, GOOD, {})]
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.connections = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def setup(self) -> None:
+                outer.connections += 1
+                super().setup()
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 outer.requests.append((self.path, dict(self.headers), body))
                 status, reply, headers = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
                 data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
@@ -284,6 +293,65 @@ def test_a_body_that_breaks_off_is_asked_for_again(server: Server) -> None:
     assert client(server).decide("x", [REFUND]).receipt.to_dict()["attempts"] == 2
 
 
+def test_a_connection_serves_the_next_request_too(server: Server) -> None:
+    decider = client(server)
+    for _ in range(3):
+        decider.decide("x", [REFUND])
+    assert (len(server.requests), server.connections) == (3, 1)
+    decider.close()
+    decider.decide("x", [REFUND])
+    decider.decide("x", [REFUND])  # a closed one works on, and keeps nothing
+    assert server.connections == 3
+
+
+def test_a_connection_that_the_server_has_closed_is_made_anew_at_once(server: Server) -> None:
+    waits: list[float] = []
+    whole = str(len(json.dumps(GOOD)))  # with a length the server of this file closes, and does not announce it
+    server.replies = [(200, GOOD, {"Content-Length": whole}), (200, GOOD, {})]
+    decider = client(server, waits)
+    receipts = [decider.decide("x", [REFUND]).receipt.to_dict() for _ in range(2)]
+    assert [receipt["attempts"] for receipt in receipts] == [1, 1]
+    assert (len(server.requests), server.connections, waits) == (2, 2, [])
+
+
+@pytest.mark.parametrize("answer", [(200, GOOD, {"Connection": "close"}), (200, b"{", {"Content-Length": "9"})])
+def test_a_connection_that_is_over_is_not_kept(server: Server, answer: Any) -> None:
+    server.replies = [answer, (200, GOOD, {}), (200, GOOD, {})]
+    decider = client(server)
+    decider.decide("x", [REFUND])
+    decider.decide("x", [REFUND])
+    assert server.connections == 2
+
+
+def test_threads_share_a_client(server: Server) -> None:
+    decider = client(server)
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda _: decider.decide("x", [REFUND])["환불?"].value, range(60)))
+    assert found == [True] * 60
+    assert 1 <= server.connections <= 6
+
+
+def test_the_models_of_a_server(server: Server) -> None:
+    """As the contract has them, and as servers of the OpenAI kind do."""
+    named = {"name": "jev-latest", "description": "Fast", "release_date": "2026-09-15", "size": 3}
+    server.replies = [
+        (200, {"models": [named, {"name": "b"}]}, {}),
+        (200, {"data": [{"id": "c", "object": "model"}]}, {}),
+    ]
+    decider = client(server)
+    assert decider.models() == (RemoteModel("jev-latest", "Fast", "2026-09-15"), RemoteModel("b"))
+    assert decider.models() == (RemoteModel("c"),)
+    (path, headers, body), _ = server.requests
+    assert (path, headers["Authorization"], body) == ("/v1/models", f"Bearer {KEY}", b"")
+
+
+@pytest.mark.parametrize("reply", [{"models": 3}, {"models": [{}]}, {"models": ["a"]}, {"data": [{"id": 4}]}, [], b"<"])
+def test_lists_of_models_that_are_none(server: Server, reply: Any) -> None:
+    server.replies = [(200, reply, {})]
+    with pytest.raises(RemoteFailed, match="outside of the contract"):
+        client(server).models()
+
+
 def test_nobody_there_and_nobody_answering() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -334,10 +402,8 @@ def test_urls_that_are_refused(url: str) -> None:
 
 def test_urls() -> None:
     for url in ("https://x.example", "https://x.example/", "https://x.example/v1/systemone"):
-        assert Endpoint.parse(url, "/v1/systemone").path == "/v1/systemone"
-    assert Endpoint.parse("http://[::1]:8000/base/", "/v1/systemone") == Endpoint(
-        "http", "::1", 8000, "/base/v1/systemone"
-    )
+        assert Endpoint.parse(url, "/v1/systemone").base == ""
+    assert Endpoint.parse("http://[::1]:8000/base/", "/v1/systemone") == Endpoint("http", "::1", 8000, "/base")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """Typed questions about a state, answered with probabilities.
 
-from heedful import LLM
-from heedful.decide import Choice, Likelihood
-decider = Likelihood(LLM("smollm2"))
-answers = decider.decide("Two charges for order 88", [Choice("team", ["billing", "returns"], "Who owns this?")])
+from heedful.decide import Choice, Decider
+decider = Decider("heedful-decider")
+answers = decider.ask("Two charges for order 88", [Choice("team", ["billing", "returns"], "Who owns this?")])
 answers["team"].to_dict(), answers.receipt.line()
 """
 
 from heedful.decide.answer import Answer, Answers, ChoiceAnswer, NoulAnswer, ScoreAnswer
-from heedful.decide.decider import Decider
+from heedful.decide.ask import Decider
+from heedful.decide.decider import DecisionModel
 from heedful.decide.likelihood import Likelihood
 from heedful.decide.question import Choice, Noul, Question, Score, State
 from heedful.decide.remote import Jev
@@ -19,6 +19,7 @@ __all__ = [
     "Choice",
     "ChoiceAnswer",
     "Decider",
+    "DecisionModel",
     "Jev",
     "Likelihood",
     "Noul",

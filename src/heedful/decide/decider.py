@@ -1,15 +1,15 @@
-"""What every decider is, whatever model is behind it."""
+"""What every decision model is, whatever is behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from heedful.decide.answer import Answers
 from heedful.decide.question import Question, State
 
 
-class Decider(Protocol):
+class DecisionModel(Protocol):
     """Answers typed questions about a state."""
 
     @property
@@ -21,3 +21,15 @@ class Decider(Protocol):
         """One answer a question. Every question is judged from the state and itself alone: names, order and company
         change nothing. Raises BadParameter for malformed input and never cuts any of it."""
         ...
+
+
+@runtime_checkable
+class HasLogits(Protocol):
+    """A decision model that runs here, and so can be calibrated."""
+
+    def logits(self, state: State, questions: Iterable[Question]) -> list[tuple[float, ...]]:
+        """Of each question one number a label, in `question.labels` order, before any temperature."""
+        ...
+
+
+Decider = DecisionModel

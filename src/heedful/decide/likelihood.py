@@ -17,13 +17,14 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from math import fsum
 from time import perf_counter
+from typing import Self
 
 from heedful.cost.receipt import Receipt
 from heedful.decide.answer import Answers, answer_to
 from heedful.decide.as_text import Reader, with_text_cost
 from heedful.decide.calibrate import Calibration, softmax
 from heedful.decide.chat_prompt import answers_of, orders_of, prompt_text
-from heedful.decide.decider import Decider
+from heedful.decide.decider import DecisionModel
 from heedful.decide.question import Question, State, check_state, checked_questions, json_text
 from heedful.decide.receipt import decision_receipt
 from heedful.engine.llm import LLM
@@ -43,7 +44,7 @@ class _Ask:
     scored_from: int
 
 
-class Likelihood(Decider):
+class Likelihood(DecisionModel):
     """orders: in how many orders the options are shown; log-likelihoods are averaged. 1: as they were asked.
 
     calibration: temperatures fitted for this model. policy: of the cache, default the LLM's own. cache_salt: states are
@@ -68,6 +69,19 @@ class Likelihood(Decider):
         self.policy = policy or llm.policy
         self.cache_salt = cache_salt
         self.digits = digits
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        threads: int | None = None,
+        orders: int = 1,
+        calibration: Calibration | None = None,
+        digits: int | None = None,
+    ) -> Self:
+        """`name`: of a chat model, as LLM takes it; raises as that does."""
+        return cls(LLM(name, threads=threads), orders=orders, calibration=calibration, digits=digits)
 
     @property
     def name(self) -> str:

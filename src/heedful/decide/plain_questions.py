@@ -31,10 +31,13 @@ def choice_from_text(text: str) -> Choice:
 def score_from_text(text: str) -> Score:
     """Raises BadParameter."""
     name, instructions, rest = _parts("score", text, "anger: How upset is the writer? calm | annoyed | furious")
-    levels = [level.strip() for level in rest.split("|")]
-    if not all(levels):
-        raise BadParameter("score", f"{text!r:.80} has an empty level", "Separate levels by |, the lowest first.")
-    return Score(name, levels, instructions)
+    return Score(name, _levels(text, rest), instructions)
+
+
+def named_score(name: str, text: str) -> Score:
+    """The same where the name stands elsewhere. Raises BadParameter."""
+    instructions, rest = _question_and_rest(text.strip())
+    return Score(name, _levels(text, rest), instructions)
 
 
 def noul_from_text(text: str) -> Noul:
@@ -47,11 +50,22 @@ def noul_from_text(text: str) -> Noul:
     return Noul(name, question)
 
 
+def _levels(text: str, levels: str) -> list[str]:
+    found = [level.strip() for level in levels.split("|")]
+    if not all(found):
+        raise BadParameter("score", f"{text!r:.80} has an empty level", "Separate levels by |, the lowest first.")
+    return found
+
+
 def _parts(kind: str, text: str, example: str) -> tuple[str, str | None, str]:
     """(name, question, what can be answered)"""
     name, _, rest = (part.strip() for part in text.partition(":"))
-    asked, mark, answers = rest.partition("?")
-    instructions, answers = (f"{asked}?", answers.strip()) if mark else (None, rest)
+    instructions, answers = _question_and_rest(rest)
     if not name or not answers:
         raise BadParameter(kind, f"{text!r:.80} has no name or nothing to answer", f"Write it like this: {example}")
     return name, instructions, answers
+
+
+def _question_and_rest(text: str) -> tuple[str | None, str]:
+    asked, mark, rest = text.partition("?")
+    return (f"{asked}?", rest.strip()) if mark else (None, text)

@@ -2,6 +2,7 @@
 
     decider = Jev()                                  # TYPESAFE_API_KEY, TYPESAFE_BASE_URL, TYPESAFE_DEFAULT_MODEL
     decider = Jev("http://127.0.0.1:8000")           # a local server; a key only if there is one
+    decider.models()                                 # what it can be asked as model=…
 
 Probabilities are passed on as they come; choice, score and confidence are computed from them here, as for every other
 decider, because servers mean different things by confidence. Not affiliated with TypeSafe.
@@ -13,20 +14,21 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import fsum, isfinite
 from typing import Any, NoReturn
 
 from heedful import __version__
 from heedful.decide.answer import Answer, Answers, ChoiceAnswer, NoulAnswer, ScoreAnswer
-from heedful.decide.decider import Decider
-from heedful.decide.http_post import Endpoint, Patience, Reply, post, retry_after
+from heedful.decide.decider import DecisionModel
+from heedful.decide.http_client import Endpoint, HttpClient, Message, Patience, Reply, retry_after
 from heedful.decide.question import Noul, Question, Score, State, check_state, checked_questions
 from heedful.errors import BadParameter, HeedfulError, UnknownModel, UsageError
 
 HOSTED_URL = "https://api.typesafe.ai"
-ROUTE = "/v1/systemone"
+ROUTE, MODELS_ROUTE = "/v1/systemone", "/v1/models"
 COMPRESS_FROM = 1024
 """Bytes; shorter bodies are sent as they are."""
 MOST_SUM_ERROR = 0.05
@@ -64,9 +66,19 @@ class RemoteReceipt:
         return f"{self.prompt_tokens:,} in · {self.output_tokens:,} out · {self.seconds:.2g} s at {self.model}{tries}"
 
 
-class Jev(Decider):
+@dataclass(frozen=True)
+class RemoteModel:
+    """One that a server offers; what it does not say is empty."""
+
+    name: str
+    description: str = ""
+    release_date: str = ""
+
+
+class Jev(DecisionModel):
     """url, key, model: default from the environment, then the hosted API's. compress: send bodies of 1 KiB and more as
-    zstd, which not every compatible server reads. patience: timeouts and retries."""
+    zstd, which not every compatible server reads. patience: timeouts and retries. Threads may share one: connections
+    stay open for the next request."""
 
     def __init__(
         self,
@@ -78,15 +90,14 @@ class Jev(Decider):
         compress: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._endpoint = Endpoint.parse(url or os.environ.get("TYPESAFE_BASE_URL") or HOSTED_URL, ROUTE)
+        endpoint = Endpoint.parse(url or os.environ.get("TYPESAFE_BASE_URL") or HOSTED_URL, ROUTE)
+        self._http = HttpClient(endpoint, patience, sleep=sleep)
         self._key = key if key is not None else os.environ.get("TYPESAFE_API_KEY", "")
         self._model = model or os.environ.get("TYPESAFE_DEFAULT_MODEL") or "jev-latest"
-        self._patience = patience
         self._compress = compress
-        self._sleep = sleep
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
             raise BadParameter("key", "must be printable ASCII without spaces", _KEY)
-        if not self._key and self._endpoint.where == Endpoint.parse(HOSTED_URL, ROUTE).where:
+        if not self._key and endpoint.where == Endpoint.parse(HOSTED_URL, ROUTE).where:
             raise BadParameter("key", "the hosted API needs one", _KEY)
 
     @property
@@ -99,20 +110,11 @@ class Jev(Decider):
         began = time.monotonic()
         check_state(state)
         asked = checked_questions(questions)
-        reply = post(self._endpoint, *self._message(state, asked), self._patience, sleep=self._sleep)
-        if reply.status != 200:
-            self._raise(reply)
-        try:
-            data = json.loads(reply.body, parse_constant=_no_constant)
+        reply = self._http.send(self._message(state, asked))
+        with self._contract(reply) as data:
             model, usage = _text(data["model"]), data.get("usage") or {}
             answers = {question.name: _answer(question, data["answers"][question.name]) for question in asked}
             read, written = _count(usage.get("input_tokens", 0)), _count(usage.get("output_tokens", 0))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            problem = self._without_key(f"{type(error).__name__}: {error}"[:200])
-            raise RemoteFailed(
-                f"{self._endpoint.where} answered outside of the contract: {problem}",
-                "Is it a System One server? `jevcompat test URL` says what it does differently.",
-            ) from None
         receipt = RemoteReceipt(
             model=model,
             questions=len(asked),
@@ -124,24 +126,48 @@ class Jev(Decider):
         )
         return Answers(model, answers, receipt)
 
-    def _message(self, state: State, questions: tuple[Question, ...]) -> tuple[bytes, dict[str, str]]:
-        """(body, headers)"""
+    def models(self) -> tuple[RemoteModel, ...]:
+        """What the server lists, in its order; lists in OpenAI's form are read too. Raises as decide() does."""
+        reply = self._http.send(Message("GET", MODELS_ROUTE, self._headers()))
+        with self._contract(reply) as data:
+            return tuple(_model(one) for one in (data["models"] if "models" in data else data["data"]))
+
+    def close(self) -> None:
+        """Close the connections that are open for the next request; it happens by itself with the last reference."""
+        self._http.close()
+
+    @contextmanager
+    def _contract(self, reply: Reply) -> Iterator[Any]:
+        """The JSON of a reply, for what reads it: what turns out otherwise than it has to be is named."""
+        if reply.status != 200:
+            self._raise(reply)
+        try:
+            yield json.loads(reply.body, parse_constant=_no_constant)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            problem = self._without_key(f"{type(error).__name__}: {error}"[:200])
+            raise RemoteFailed(
+                f"{self._http.endpoint.where} answered outside of the contract: {problem}",
+                "Is it a System One server? `jevcompat test URL` says what it does differently.",
+            ) from None
+
+    def _message(self, state: State, questions: tuple[Question, ...]) -> Message:
         request = {"model": self._model, "state": state, "questions": {q.name: q.to_dict() for q in questions}}
         body = json.dumps(request, default=_plain, allow_nan=False).encode()
+        headers = {**self._headers(), "Content-Type": "application/json"}
+        if self._compress and len(body) >= COMPRESS_FROM:
+            body, headers["Content-Encoding"] = _zstd(body), "zstd"
+        return Message("POST", ROUTE, headers, body)
+
+    def _headers(self) -> dict[str, str]:
         headers = {
-            "Content-Type": "application/json",
             "Accept": "application/json",
             "Accept-Encoding": "identity",
             "User-Agent": f"heedful/{__version__}",
         }
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        if self._compress and len(body) >= COMPRESS_FROM:
-            body, headers["Content-Encoding"] = _zstd(body), "zstd"
-        return body, headers
+        return {**headers, "Authorization": f"Bearer {self._key}"} if self._key else headers
 
     def _raise(self, reply: Reply) -> NoReturn:
-        status, where = reply.status, self._endpoint.where
+        status, where = reply.status, self._http.endpoint.where
         kind, said = _problem(reply.body)
         said = self._without_key(said)
         if status in (401, 403):
@@ -149,7 +175,7 @@ class Jev(Decider):
         if 300 <= status < 400:
             raise UsageError(f"{where} answers elsewhere ({status})", "Give the URL where it answers itself.")
         if status in (400, 404) and "unknown model" in said.lower():
-            raise UnknownModel(self._model, [], f"Ask {where} for its list: GET /v1/models.")
+            raise UnknownModel(self._model, [], f"Ask {where} for its list: Jev(…).models(), or GET {MODELS_ROUTE}.")
         if kind == "max_tokens_exceeded" or status == 413:
             raise UsageError(f"state and questions are too long for {where} ({status}){said}", "Shorten the state.")
         if status in (408, 429) or status >= 500:
@@ -185,6 +211,12 @@ def _answer(question: Question, data: Any) -> Answer:
     if isinstance(question, Score):
         return ScoreAnswer(tuple(shares), tuple(question.levels))
     return ChoiceAnswer(dict(zip(question.labels, shares, strict=True)))
+
+
+def _model(data: Any) -> RemoteModel:
+    """Raises ValueError, KeyError or TypeError for what is no model of a list."""
+    said = {key: data[key] for key in ("description", "release_date") if isinstance(data.get(key), str)}
+    return RemoteModel(_text(data["name"] if "name" in data else data["id"]), **said)
 
 
 def _probability(value: Any) -> float:
