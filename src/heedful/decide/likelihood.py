@@ -12,7 +12,7 @@ no. What such scores are worth depends on the model; a Calibration makes them tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from math import fsum
@@ -33,6 +33,9 @@ from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequen
 
 MOST_ORDERS = 16
 
+ReadPrompts = Callable[[ListLike[Request]], list[tuple[Sequence, Receipt]]]
+"""Requests for no output, read to their ends: their sequences, and what each cost."""
+
 
 @dataclass(frozen=True)
 class _Ask:
@@ -48,7 +51,8 @@ class Likelihood(DecisionModel):
     """orders: in how many orders the options are shown; log-likelihoods are averaged. 1: as they were asked.
 
     calibration: temperatures fitted for this model. policy: of the cache, default the LLM's own. cache_salt: states are
-    shared among decisions of the same salt. digits: round probabilities.
+    shared among decisions of the same salt. digits: round probabilities. read_prompts: how prompts are read where
+    somebody else steps the LLM's engine.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Likelihood(DecisionModel):
         policy: CachePolicy | None = None,
         cache_salt: str = "",
         digits: int | None = None,
+        read_prompts: ReadPrompts | None = None,
     ) -> None:
         if isinstance(orders, bool) or not isinstance(orders, int) or not 1 <= orders <= MOST_ORDERS:
             raise BadParameter("orders", f"must be a whole number from 1 to {MOST_ORDERS}, not {orders!r:.40}")
@@ -69,6 +74,7 @@ class Likelihood(DecisionModel):
         self.policy = policy or llm.policy
         self.cache_salt = cache_salt
         self.digits = digits
+        self._read_prompts = read_prompts
 
     @classmethod
     def load(
@@ -150,7 +156,13 @@ class Likelihood(DecisionModel):
 
     def _read(self, asks: ListLike[_Ask]) -> tuple[list[float], list[Receipt]]:
         """Score of each, and the receipts of those that were read."""
-        requests = [self._request(ask) for ask in asks if ask.scored_from < len(ask.ids)]
+        read_prompts = self._read_prompts or self._read_here
+        found = read_prompts([self._request(ask) for ask in asks if ask.scored_from < len(ask.ids)])
+        read = iter(found)
+        scores = [_summed(next(read)[0]) if ask.scored_from < len(ask.ids) else 0.0 for ask in asks]
+        return scores, [receipt for _, receipt in found]
+
+    def _read_here(self, requests: ListLike[Request]) -> list[tuple[Sequence, Receipt]]:
         for request in requests:
             self.llm.engine.prepare(request)  # raises for one that can never be answered, before any is queued
         sequences: list[Sequence] = []
@@ -164,8 +176,7 @@ class Likelihood(DecisionModel):
             for sequence in sequences:
                 self.llm.end(sequence, Finish.CANCELLED)
                 receipts.append(self.llm.close_inbox(sequence))
-        read = iter(sequences)
-        return [_summed(next(read)) if ask.scored_from < len(ask.ids) else 0.0 for ask in asks], receipts
+        return list(zip(sequences, receipts, strict=True))
 
     def _request(self, ask: _Ask) -> Request:
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=ask.scored_from)
