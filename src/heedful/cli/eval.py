@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.progress_bar import progress_bar
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
     from heedful.cost.quality import Measurement, PassageLoss
-    from heedful.engine.lockstep import Progress
     from heedful.engine.runner import Runner
     from heedful.request import CachePolicy
     from heedful.weights.load import LoadedModel
@@ -87,7 +85,7 @@ def _measure(
         return [Measurement(loss) for loss in losses]
     cases = needle_cases(loaded.tokenizer, context_len=loaded.config.context_len)
     made = _runner(loaded, runner, max(case.length for case in cases) * (len(policies) + 1), threads)
-    with _bar("asking for facts", len(cases)) as progress:
+    with progress_bar("asking for facts", len(cases)) as progress:
         scores = measure_needles(made, cases, policies, loaded.tokenizer, progress=progress)
     return [Measurement(loss, score) for loss, score in zip(losses, scores, strict=True)]
 
@@ -110,7 +108,7 @@ def _read_text(
     made = _runner(in_float32(loaded) if fits else loaded, runner, len(ids) * (len(policies) + 2), threads)
     name = type(made).__name__.removesuffix("Runner").lower()
     what = f"{what}; {name} runner, weights {'in float32' if fits else 'as stored'}"
-    with _bar("reading a text", (len(policies) + 2) * (len(ids) - 1)) as progress:
+    with progress_bar("reading a text", (len(policies) + 2) * (len(ids) - 1)) as progress:
         return measure_passage(made, ids, policies, text=what, progress=progress)
 
 
@@ -137,21 +135,6 @@ def _read(path: Path) -> str:
         raise BadParameter("--text", f"{path} cannot be read: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise BadParameter("--text", f"{path} is not UTF-8 text (byte {e.start:,})", "Convert it first.") from e
-
-
-@contextmanager
-def _bar(doing: str, total: int) -> Iterator[Progress]:
-    """On stderr, where somebody watches."""
-    from rich import progress
-    from rich.console import Console
-
-    columns = (progress.TextColumn(doing), progress.BarColumn(), progress.TaskProgressColumn())
-    console = Console(stderr=True)
-    with progress.Progress(
-        *columns, progress.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(doing, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def _save(model: str, found: dict[CachePolicy, Measurement]) -> None:

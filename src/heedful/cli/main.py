@@ -20,6 +20,7 @@ VERBS = {
     "chat": "chat",
     "embed": "embed",
     "decide": "decide",
+    "calibrate": "calibrate",
     "serve": "serve",
     "cost": "cost",
     "show": "show",

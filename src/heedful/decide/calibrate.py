@@ -1,6 +1,6 @@
 """Temperatures: what a decider's logits are divided by so that its probabilities come true. Pure numpy.
 
-    calibration = fit(rows)                          # Row(question type, logits, index of the right label)
+    calibration = fit(rows)                          # Row(question type, logits, right label)
     softmax(logits / calibration.temperature("choice", len(logits)))
     reliability(probabilities, labels)               # accuracy, NLL, Brier, ECE, bins
     threshold_for(confidences, correct, error=0.05)  # answer only above it
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import asdict, dataclass, field
-from math import exp, isfinite, lgamma, log, log1p
+from math import exp, fsum, isfinite, lgamma, log, log1p
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ FEWEST_ROWS = 20
 _HALVINGS = 100
 
 Floats = npt.NDArray[np.float64]
+Label = int | tuple[float, ...]
+"""Index of the right option; or a share for each option, which sum to 1, where people disagree on it."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,7 @@ class Row:
     type: str
     logits: tuple[float, ...]
     """One an option; only their differences count."""
-    label: int
-    """Index of the right one."""
+    label: Label
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,29 @@ def fit_temperature(rows: ListLike[Row]) -> float:
     NLL is convex in 1/T, and its slope there is the mean of E_p[logit] minus the right option's logit: the root is
     found by bisection.
     """
+    widest = max(len(row.logits) for row in rows)
+    logits, shares, is_option = (np.zeros((len(rows), widest)) for _ in range(3))
+    for at, row in enumerate(rows):
+        n = len(row.logits)
+        logits[at, :n], shares[at, :n], is_option[at, :n] = row.logits, shares_of(row.label, n), 1
+    logits -= np.where(is_option > 0, logits, -np.inf).max(axis=1, keepdims=True)
+    wanted = float((shares * np.where(is_option > 0, logits, 0)).sum(axis=1).mean())
 
     def slope(inverse: float) -> float:
-        logits = [np.asarray(row.logits, dtype=np.float64) for row in rows]
-        gaps = [float(softmax(z, 1 / inverse) @ z - z[row.label]) for z, row in zip(logits, rows, strict=True)]
-        return sum(gaps) / len(gaps)
+        powers = np.exp(inverse * np.minimum(logits, 0)) * is_option
+        means = (powers * logits).sum(axis=1) / powers.sum(axis=1)
+        return float(means.mean()) - wanted
 
     return 1 / _root(slope, 1 / HIGHEST, 1 / LOWEST)
+
+
+def shares_of(label: Label, options: int) -> Floats:
+    """(options,): the share of each in the label."""
+    if isinstance(label, tuple):
+        return np.asarray(label, dtype=np.float64)
+    shares = np.zeros(options)
+    shares[label] = 1
+    return shares
 
 
 @dataclass(frozen=True)
@@ -143,10 +160,11 @@ class Bin:
 class Reliability:
     rows: int
     accuracy: float
+    """Mean share of the likeliest option in the label: of how many rows it is the right one."""
     nll: float
-    """Mean −ln p of the right option, nats."""
+    """Mean −Σ share · ln p, nats: −ln p of the right option."""
     brier: float
-    """Mean Σ (p − [right])², over the options: 0 to 2."""
+    """Mean Σ (p − share)², over the options: 0 to 2."""
     ece: float
     """Σ over the bins of their share × |accuracy − mean probability|."""
     bins: tuple[Bin, ...]
@@ -156,27 +174,27 @@ class Reliability:
         return asdict(self)
 
 
-def reliability(probabilities: ListLike[ListLike[float]], labels: ListLike[int], *, bins: int = 15) -> Reliability:
-    """How true distributions came, one a row, against the index of the right option."""
+def reliability(probabilities: ListLike[ListLike[float]], labels: ListLike[Label], *, bins: int = 15) -> Reliability:
+    """How true distributions came, one a row, against the labels."""
     if not labels or len(probabilities) != len(labels):
         raise BadParameter("labels", f"there are {len(labels):,} for {len(probabilities):,} rows")
     rows = [np.asarray(p, dtype=np.float64) for p in probabilities]
+    shares = [shares_of(label, len(p)) for label, p in zip(labels, rows, strict=True)]
     top = np.array([p.max() for p in rows])
-    right = np.array([int(p.argmax()) == label for p, label in zip(rows, labels, strict=True)])
-    of_label = np.array([p[label] for p, label in zip(rows, labels, strict=True)])
-    squares = [float(p @ p) - 2 * p[label] + 1 for p, label in zip(rows, labels, strict=True)]
+    right = np.array([share[p.argmax()] for p, share in zip(rows, shares, strict=True)])
+    tiny = np.finfo(np.float64).tiny
     found = _bins(top, right, bins)
     return Reliability(
         rows=len(rows),
         accuracy=float(right.mean()),
-        nll=float(-np.log(np.maximum(of_label, np.finfo(np.float64).tiny)).mean()),
-        brier=float(np.mean(squares)),
+        nll=float(np.mean([-share @ np.log(np.maximum(p, tiny)) for p, share in zip(rows, shares, strict=True)])),
+        brier=float(np.mean([((p - share) ** 2).sum() for p, share in zip(rows, shares, strict=True)])),
         ece=sum(one.count / len(rows) * abs(one.accuracy - one.mean_probability) for one in found),
         bins=found,
     )
 
 
-def _bins(top: Floats, right: npt.NDArray[np.bool_], count: int) -> tuple[Bin, ...]:
+def _bins(top: Floats, right: Floats, count: int) -> tuple[Bin, ...]:
     index = np.clip(np.ceil(top * count).astype(int) - 1, 0, count - 1)
     found = []
     for at in range(count):
@@ -208,13 +226,15 @@ def threshold_for(
     """
     if len(confidences) != len(right) or not all(map(isfinite, confidences)):
         raise BadParameter("confidences", "must be finite numbers, one for each answer")
+    if not 0 < error < 1 or not 0 < certainty < 1:
+        raise BadParameter("error", f"{error} with certainty {certainty}: both must be between 0 and 1")
     order = sorted(range(len(right)), key=lambda at: -confidences[at])
     errors, found = 0, None
     for answers, at in enumerate(order, start=1):
         errors += not right[at]
         is_last = answers == len(order) or confidences[order[answers]] < confidences[at]  # equal ones stand together
-        if is_last and error_bound(errors, answers, certainty=certainty) <= error:
-            found = confidences[at]
+        if is_last and errors < error * answers and _chance_of_at_most(errors, answers, error) <= 1 - certainty:
+            found = confidences[at]  # the same as error_bound(…) <= error, without looking for the bound
     return found
 
 
@@ -228,7 +248,7 @@ def _chance_of_at_most(errors: int, answers: int, rate: float) -> float:
     terms = (
         exp(whole - lgamma(k + 1) - lgamma(answers - k + 1) + k * hit + (answers - k) * miss) for k in range(errors + 1)
     )
-    return min(1.0, sum(terms))
+    return min(1.0, fsum(terms))
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
@@ -248,5 +268,9 @@ def _check_row(row: Row) -> None:
         raise BadParameter("type", f"must be one of {', '.join(TYPES)}, not {row.type!r:.40}")
     if not row.logits or not all(isfinite(logit) for logit in row.logits):
         raise BadParameter("logits", "must be finite numbers, at least one")
-    if not 0 <= row.label < len(row.logits):
+    if isinstance(row.label, tuple):
+        is_distribution = len(row.label) == len(row.logits) and all(isfinite(s) and s >= 0 for s in row.label)
+        if not is_distribution or abs(fsum(row.label) - 1) > 1e-6:
+            raise BadParameter("label", f"shares must sum to 1, one for each of {len(row.logits)} options")
+    elif not 0 <= row.label < len(row.logits):
         raise BadParameter("label", f"{row.label} is none of {len(row.logits)} options")

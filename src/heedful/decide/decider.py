@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from heedful.decide.answer import Answers
+from heedful.decide.calibrate import Calibration
 from heedful.decide.question import Question, State
 
 
@@ -26,6 +27,9 @@ class DecisionModel(Protocol):
 @runtime_checkable
 class HasLogits(Protocol):
     """A decision model that runs here, and so can be calibrated."""
+
+    calibration: Calibration
+    """The temperatures that its answers have."""
 
     def logits(self, state: State, questions: Iterable[Question]) -> list[tuple[float, ...]]:
         """Of each question one number a label, in `question.labels` order, before any temperature."""
