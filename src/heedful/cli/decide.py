@@ -14,14 +14,18 @@ from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
     from heedful.decide.answer import Answer, Answers
+    from heedful.decide.decider import DecisionModel
     from heedful.decide.question import Question
+
+DECIDERS = "A decider: alias, path, hf:org/name or wheel:…, the URL of a System One server, or jev."
 
 
 def decide(
     state: Annotated[
-        Path,
+        Path | None,
         typer.Option("--state", "-s", help="File with what is to be judged: text, a JSON object or array; - is stdin."),
-    ],
+    ] = None,
+    text: Annotated[str | None, typer.Option("--text", "-t", help="What is to be judged itself, as text.")] = None,
     choice: Annotated[
         list[str] | None,
         typer.Option("--choice", help="NAME: QUESTION? OPTION, OPTION=MEANING, … The question is optional."),
@@ -36,11 +40,25 @@ def decide(
         Path | None, typer.Option("--questions", help="JSON file of them as System One has them, before those given.")
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="A chat model, the URL of a System One server, or jev.")
-    ] = default_model,
+        str | None,
+        typer.Option(
+            "--model", "-m", help=f"{DECIDERS} Default: heedful-decider where it is installed, else {default_model}."
+        ),
+    ] = None,
     orders: Annotated[
-        int, typer.Option("--orders", help="Chat models: show options in so many orders and average.")
-    ] = 1,
+        int | None, typer.Option("--orders", help="Chat models: show options in so many orders and average.")
+    ] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a state that does not fit; say how much.")] = False,
+    calibration: Annotated[
+        str,
+        typer.Option(help="File of heedful calibrate, or none; default: what it kept for this decider, if anything."),
+    ] = "kept",
+    batch: Annotated[
+        Path | None, typer.Option("--batch", help='JSONL of {"state": …, "questions"?: …, "id"?: …}; - is stdin.')
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="JSONL of a batch's answers; given again, it is gone on with.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with the receipt.")] = False,
     receipt: Annotated[
@@ -48,11 +66,22 @@ def decide(
     ] = None,
 ) -> None:
     """Answer questions about a state with probabilities, and generate no text."""
-    asked = _questions(choice or [], score or [], noul or [], questions)
-    judged = _state(state)
-    from heedful.decide.load import load_decider
+    _require_one_input(state, text, batch, out)
+    asked = _questions(choice or [], score or [], noul or [], questions, may_be_none=batch is not None)
+    judged: Any = text if state is None else _state(state)
+    from heedful.decide.load import default_decider, load_decider
 
-    answers = load_decider(model, orders=orders, threads=threads).decide(judged, asked)
+    name = model or default_decider()
+
+    def load() -> DecisionModel:
+        return load_decider(name, orders=orders, threads=threads, truncate=truncate, calibration=calibration)
+
+    if batch is not None:
+        from heedful.cli.decide_batch import decide_batch
+
+        settings = {"model": name, "orders": orders or 1, "truncate": truncate}
+        raise typer.Exit(decide_batch(batch, out, asked, load, settings))
+    answers = load().decide(judged, asked)
     if json_output:
         print(json.dumps({**answers.to_dict(), "receipt": answers.receipt.to_dict()}, ensure_ascii=False))
     else:
@@ -61,12 +90,26 @@ def decide(
         print(answers.receipt.line(), file=sys.stderr)
 
 
-def _questions(choices: list[str], scores: list[str], nouls: list[str], file: Path | None) -> tuple[Question, ...]:
+def _require_one_input(state: Path | None, text: str | None, batch: Path | None, out: Path | None) -> None:
+    given = [name for name, one in (("--state", state), ("--text", text), ("--batch", batch)) if one is not None]
+    if not given:
+        raise BadParameter("--state", "is missing", "Give what is to be judged: --state FILE, --text TEXT or --batch.")
+    if len(given) > 1:
+        raise BadParameter(given[1], f"cannot stand beside {given[0]}", "Give one of them.")
+    if out is not None and batch is None:
+        raise BadParameter("--out", "is for a batch", "Send the answer to a file by > FILE.")
+
+
+def _questions(
+    choices: list[str], scores: list[str], nouls: list[str], file: Path | None, *, may_be_none: bool
+) -> tuple[Question, ...]:
     from heedful.decide.plain_questions import choice_from_text, noul_from_text, score_from_text
     from heedful.decide.question import checked_questions, questions_from_json
 
     found = [] if file is None else list(questions_from_json(_json(_text(file, "--questions"), "--questions")))
     found += [*map(choice_from_text, choices), *map(score_from_text, scores), *map(noul_from_text, nouls)]
+    if not found and may_be_none:
+        return ()
     if not found:
         raise BadParameter("questions", "there are none", "Give --choice, --score, --noul or --questions.")
     return checked_questions(found)
