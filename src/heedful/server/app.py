@@ -13,23 +13,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from heedful.decide.load import load_decider
 from heedful.engine.service import Service
 from heedful.server import (
     chat_api,
     completions_api,
+    decisions_api,
     embeddings_api,
     history_api,
     messages_api,
     page_api,
     plain_api,
     responses_api,
+    systemone_api,
 )
 from heedful.server.bodies import HungUp
 from heedful.server.failures import Failure, failure_of, response_of
 from heedful.server.guard import Guard
 from heedful.server.history import History
 from heedful.server.metrics import Metrics
-from heedful.server.pool import Load, LoadEmbedder, ModelPool
+from heedful.server.pool import Load, LoadDecider, LoadEmbedder, ModelPool
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState, state_of
 from heedful.server.traces import Traces, caller, has_opentelemetry
@@ -38,8 +41,10 @@ CLIENT_CLOSED = 499
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
-def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) -> Starlette:
-    """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder.
+def make_app(
+    settings: ServerSettings, load: Load, load_embedder: LoadEmbedder, load_decider: LoadDecider = load_decider
+) -> Starlette:
+    """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder, `load_decider` a decider.
 
     Raises HistoryError where the page's conversations cannot be kept at `settings.history_path`.
     """
@@ -52,6 +57,8 @@ def make_app(settings: ServerSettings, load: Load, load_embedder: LoadEmbedder) 
         most_waiting=settings.most_waiting,
         most_loaded=settings.most_models_loaded,
         idle_unload_seconds=settings.idle_unload_seconds,
+        deciders=settings.deciders,
+        load_decider=load_decider,
     )
     metrics.watch(lambda: _services(pool))
     history = None if settings.history_path is None else History.open(settings.history_path)
@@ -102,6 +109,8 @@ def _routes() -> list[Route]:
         "/v1/messages": messages_api.create_message,
         "/v1/messages/count_tokens": messages_api.count_message_tokens,
         "/v1/embeddings": embeddings_api.embeddings,
+        "/v1/systemone": systemone_api.system_one,
+        "/v1/decisions": decisions_api.create_decision,
         "/tokenize": plain_api.tokenize,
         "/detokenize": plain_api.detokenize,
         "/history": history_api.create_conversation,

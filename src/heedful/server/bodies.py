@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from heedful.server.compressed import decoded
 from heedful.server.failures import HTTPFailure, invalid
 from heedful.server.guard import BodyTooLarge
 
@@ -22,14 +23,21 @@ class HungUp(Exception):
     """The client has gone; there is nobody to answer."""
 
 
-async def read_body(request: Request, kind: type[T]) -> T:
-    """Raises HTTPFailure for what is no JSON, of the wrong shape, too big or nested too deep."""
+async def read_bytes(request: Request) -> bytes:
+    """The body, decompressed. Raises HTTPFailure for one that is too big or not what its encoding says."""
     try:
         body = await request.body()
     except BodyTooLarge:
         raise HTTPFailure(413, "the body is too big") from None
     except ClientDisconnect:
         raise HungUp from None
+    encoding = request.headers.get("content-encoding", "")
+    return decoded(body, encoding, request.state.most_body_bytes)
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """Raises HTTPFailure for what is no JSON, of the wrong shape, too big or nested too deep."""
+    body = await read_bytes(request)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

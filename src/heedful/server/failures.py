@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from heedful.decide.question_issues import Issue
+from heedful.decide.remote import RemoteFailed
 from heedful.errors import (
     BadParameter,
     CacheFull,
@@ -19,6 +21,7 @@ from heedful.errors import (
     EngineStopped,
     HeedfulError,
     LicenceNotAccepted,
+    NetworkUnavailable,
     QueueFull,
     UnknownModel,
     UnsupportedModel,
@@ -31,13 +34,27 @@ RETRY_AFTER_SECONDS = 2
 _PATH = re.compile(r" - at `([^`]*)`$")
 
 
-class HTTPFailure(HeedfulError):
-    """A request that ends with this status; `field` names what in it was wrong."""
+SYSTEM_ONE = "/v1/systemone"
+TOO_MANY_TOKENS = "max_tokens_exceeded"
+"""System One's word for it."""
 
-    def __init__(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> None:
+
+class HTTPFailure(HeedfulError):
+    """A request that ends with this status; `field` names what in it was wrong, or `issues` all that was."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str | None = None,
+        issues: tuple[Issue, ...] = (),
+    ) -> None:
         self.status = status
         self.field = field
         self.code = code
+        self.issues = issues
         super().__init__(message)
 
 
@@ -49,12 +66,14 @@ class Failure:
     message: str
     field: str | None = None
     code: str | None = None
+    issues: tuple[Issue, ...] = ()
 
 
 def failure_of(error: Exception) -> Failure:
     """What a caller is told of it. An error that is none of ours is logged and told without its words."""
     if isinstance(error, HTTPFailure):
-        return Failure(error.status, _kind(error.status), _naming(error.message, error.field), error.field, error.code)
+        text = _naming(error.message, error.field)
+        return Failure(error.status, _kind(error.status), text, error.field, error.code, error.issues)
     if not isinstance(error, HeedfulError):
         log.error("a request failed", exc_info=error)
         return Failure(500, "server_error", "the server failed; its log says where")
@@ -100,6 +119,8 @@ def _status(error: HeedfulError) -> tuple[int, str | None]:
         return 429, "queue_full"
     if isinstance(error, EngineStopped):
         return 503, "shutting_down"
+    if isinstance(error, RemoteFailed | NetworkUnavailable):
+        return 503, "remote_failed"
     if isinstance(error, CacheFull | UnsupportedModel | LicenceNotAccepted):
         return 400, None
     return 500, None
@@ -130,7 +151,24 @@ def anthropic_body(failure: Failure) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": where + failure.message}}
 
 
+def system_one_body(failure: Failure) -> dict[str, Any]:
+    if failure.issues:
+        issues = [{"loc": ["body", *issue.loc], "msg": issue.msg, "type": issue.type} for issue in failure.issues]
+        return {"detail": issues}
+    kinds = {400: "api_usage_error", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+    kinds |= {415: "unsupported_media_type", 503: "overloaded"}
+    kind = failure.code if failure.code == TOO_MANY_TOKENS else kinds.get(failure.status, failure.kind)
+    return {"detail": {"error_type": kind, "message": failure.message}}
+
+
+def is_system_one(path: str) -> bool:
+    """Whether answers there have that API's shape."""
+    return path == SYSTEM_ONE or path.startswith(f"{SYSTEM_ONE}/")
+
+
 def body_of(failure: Failure, path: str) -> dict[str, Any]:
+    if is_system_one(path):
+        return system_one_body(failure)
     return anthropic_body(failure) if path.startswith("/v1/messages") else openai_body(failure)
 
 

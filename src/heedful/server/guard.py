@@ -15,18 +15,22 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from heedful.server import page_api
-from heedful.server.failures import Failure, response_of
+from heedful.server.failures import Failure, is_system_one, response_of
+from heedful.server.ids import new_id
 from heedful.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", *page_api.FILES})
 """No key is asked for these; the page asks for it itself."""
+ALSO_NUMBERED = frozenset({"/v1/models", "/v1/decisions"})
+"""Beside System One's own route: paths whose answers carry the request id that its clients read."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/@]+)(?::[0-9]{0,5})?")
 _CORS_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 
 
 class Guard:
-    """ASGI middleware. Sets scope["state"]["salt"]: of the caller's key, which prefix sharing goes by."""
+    """ASGI middleware. Sets scope["state"]["salt"]: of the caller's key, which prefix sharing goes by; and
+    scope["state"]["most_body_bytes"], for bodies that are compressed."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -40,13 +44,15 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if is_system_one(scope["path"]) or scope["path"] in ALSO_NUMBERED:
+            send = _with_headers(send, [(b"x-typesafe-request-id", new_id("req_").encode())])
         origin = headers.get("origin")
         if origin is not None and self._is_foreign(origin, headers.get("host", "")):
             if not self._is_allowed_origin(origin):
                 message = f"pages of {origin} may not call this server; start it with --allow-origin {origin}"
                 await self._refuse(Failure(403, "permission_error", message), scope, receive, send)
                 return
-            send = _with_cors(send, origin)
+            send = _with_headers(send, _cors(origin))
             if scope["method"] == "OPTIONS":
                 await send({"type": "http.response.start", "status": 204, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
@@ -69,8 +75,12 @@ class Guard:
             return Failure(413, "invalid_request_error", f"the body is over {self._settings.most_body_bytes:,} bytes")
         key = _key_of(headers)
         if self._key_digests and scope["path"] not in OPEN_PATHS and not self._is_known(key):
+            if is_system_one(scope["path"]) and not key:
+                return Failure(403, "authentication_error", "an API key is needed: Authorization: Bearer …")
             return Failure(401, "authentication_error", "the API key is missing or wrong", code="invalid_api_key")
-        scope.setdefault("state", {})["salt"] = _digest(key).hex() if self._key_digests else ""
+        state = scope.setdefault("state", {})
+        state["salt"] = _digest(key).hex() if self._key_digests else ""
+        state["most_body_bytes"] = self._settings.most_body_bytes
         return None
 
     def _is_known(self, key: str) -> bool:
@@ -109,10 +119,12 @@ def _limited(receive: Receive, most_bytes: int) -> Receive:
     return limited
 
 
-def _with_cors(send: Send, origin: str) -> Send:
+def _with_headers(send: Send, headers: Iterable[tuple[bytes, bytes]]) -> Send:
+    more = list(headers)
+
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *_cors(origin)]
+            message["headers"] = [*message["headers"], *more]
         await send(message)
 
     return sending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -29,6 +29,10 @@ class Metrics:
         self._bytes = self._counter("read_bytes", "Bytes read.", "what")
         self._joules = self._counter("joules", "Energy of answers, by how it is known.", "source")
         self._prefix = self._counter("prefix_lookups", "Prompts that found a prefix, and that did not.", "result")
+        self._decisions = self._counter("decisions", "Questions decided, by type.", "type")
+        self._decision_visits = self._counter(
+            "decision_visits", "Visits of decisions; a chat model's are among its visits too.", "kind"
+        )
         names = ["model"]
         self._first_token = Histogram(
             "heedful_first_token_seconds",
@@ -76,6 +80,13 @@ class Metrics:
         for _ in range(new_tokens):
             timing.observe(seconds)
         self._batch.labels(model).observe(num_sequences)
+
+    def decided(self, model: str, types: Iterable[str], receipt: Mapping[str, Any]) -> None:
+        """`receipt`: as JSON; of a remote decider, it knows no visits."""
+        for kind in types:
+            self._decisions.labels(model, kind).inc()
+        if receipt["visits"] is not None:
+            _add(self._decision_visits, model, {kind: receipt["visits"][kind] for kind in ("total", "dense")})
 
     def finished(self, model: str, completion: Completion) -> None:
         receipt = completion.receipt

@@ -9,11 +9,13 @@ import msgspec
 from heedful import __version__
 from heedful.server.chat_api import ChatBody
 from heedful.server.completions_api import CompletionBody
+from heedful.server.decisions_api import DecisionsBody
 from heedful.server.embeddings_api import EmbeddingBody
 from heedful.server.history_api import ChangeBody, NewBody
 from heedful.server.messages_api import MessagesBody
 from heedful.server.plain_api import DetokenizeBody, TokenizeBody
 from heedful.server.responses_api import ResponsesBody
+from heedful.server.systemone_api import SystemOneBody
 
 BODIES: dict[tuple[str, str], tuple[type, str]] = {
     ("post", "/v1/chat/completions"): (ChatBody, "Answer a conversation (OpenAI)"),
@@ -22,6 +24,8 @@ BODIES: dict[tuple[str, str], tuple[type, str]] = {
     ("post", "/v1/messages"): (MessagesBody, "Answer a conversation (Anthropic)"),
     ("post", "/v1/messages/count_tokens"): (MessagesBody, "Tokens of a conversation (Anthropic)"),
     ("post", "/v1/embeddings"): (EmbeddingBody, "Texts as vectors (OpenAI)"),
+    ("post", "/v1/systemone"): (SystemOneBody, "Answer typed questions about a state (TypeSafe's System One)"),
+    ("post", "/v1/decisions"): (DecisionsBody, "Answer typed questions about an input (OpenAI)"),
     ("post", "/tokenize"): (TokenizeBody, "A text or a conversation as token ids"),
     ("post", "/detokenize"): (DetokenizeBody, "Token ids as text"),
     ("post", "/history"): (NewBody, "Begin a conversation of the page"),

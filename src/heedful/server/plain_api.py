@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from heedful import __version__
 from heedful.server.asks import MOST_TEXT_CHARS, check_messages
 from heedful.server.bodies import JSON, json_response, read_body
 from heedful.server.chat_api import messages_of
+from heedful.server.deciders import ALIASES, decider_name
 from heedful.server.failures import HTTPFailure
 from heedful.server.pool import Hosted
 from heedful.server.state import state_of
@@ -42,8 +44,16 @@ async def openapi(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    pool = state_of(request).pool
-    return json_response({"object": "list", "data": [_model(hosted) for hosted in pool.models]})
+    """Both what OpenAI's clients read, in `data`, and what System One's do, in `models`: those that decide."""
+    state = state_of(request)
+    data = [_model(hosted) for hosted in state.pool.models]
+    default = decider_name(state.settings, None)
+    about = dict.fromkeys(ALIASES, f"Another name of {default}.")
+    about |= dict.fromkeys(state.settings.deciders, "A decider.")
+    about |= dict.fromkeys(state.settings.models, "A model of this server; a chat model decides by its likelihoods.")
+    since = time.strftime("%Y-%m-%d", time.gmtime(state.pool.find(None).created))
+    deciders = [{"name": name, "description": text, "release_date": since} for name, text in about.items()]
+    return json_response({"object": "list", "data": data, "models": deciders})
 
 
 async def model(request: Request) -> Response:

@@ -8,36 +8,42 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from heedful.decide.load import load_decider
 from heedful.engine.llm import LLM
 from heedful.engine.service import Observer, Service
 from heedful.errors import UnknownModel
 from heedful.sampling.grammar import GrammarCompiler
+from heedful.server.turns import Turns
 
 if TYPE_CHECKING:
+    from heedful.decide.decider import DecisionModel
     from heedful.engine.embedder import Embedder
 
 Load = Callable[[str], LLM]
 LoadEmbedder = Callable[[str], "Embedder"]
+LoadDecider = Callable[[str], "DecisionModel"]
 CHECK_SECONDS = 1.0
 
 
 class Hosted:
     """A model of the server. What is loaded of it is loaded under `lock`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, most_waiting: int) -> None:
         self.name = name
         self.created = int(time.time())
         self.lock = asyncio.Lock()
         self.service: Service | None = None
         self.grammars: GrammarCompiler | None = None
         self.embedder: Embedder | None = None
+        self.decider: DecisionModel | None = None
+        self.decisions = Turns(f"heedful decisions {name}", most_waiting)
         self.users = 0
         """Requests that hold a lease."""
         self.last_used = time.monotonic()
 
     @property
     def is_loaded(self) -> bool:
-        return self.service is not None or self.embedder is not None
+        return not (self.service is None and self.embedder is None and self.decider is None)
 
     @property
     def llm(self) -> LLM:
@@ -46,7 +52,8 @@ class Hosted:
 
 
 class ModelPool:
-    """`load` and `load_embedder` run in a thread; `observer`: makes what a service reports to."""
+    """`load` and the like run in a thread; `observer`: makes what a service reports to. `deciders`: names of those that
+    are none of the models `names`; a chat model decides without being one."""
 
     def __init__(
         self,
@@ -58,10 +65,14 @@ class ModelPool:
         most_waiting: int,
         most_loaded: int,
         idle_unload_seconds: float | None,
+        deciders: tuple[str, ...] = (),
+        load_decider: LoadDecider = load_decider,
     ) -> None:
-        self._hosted = {name: Hosted(name) for name in names}
+        self._hosted = {name: Hosted(name, most_waiting) for name in names}
+        self._deciders = {name: Hosted(name, most_waiting) for name in deciders if name not in names}
         self._load = load
         self._load_embedder = load_embedder
+        self._load_decider = load_decider
         self._observer = observer
         self._most_waiting = most_waiting
         self._most_loaded = most_loaded
@@ -71,6 +82,10 @@ class ModelPool:
     @property
     def models(self) -> list[Hosted]:
         return list(self._hosted.values())
+
+    @property
+    def _all(self) -> list[Hosted]:
+        return [*self._hosted.values(), *self._deciders.values()]
 
     def find(self, name: str | None) -> Hosted:
         """None: the first one. Raises UnknownModel."""
@@ -83,7 +98,7 @@ class ModelPool:
     @asynccontextmanager
     async def lease(self, name: str | None) -> AsyncIterator[Hosted]:
         """A model that can generate, loaded; it stays so meanwhile. Raises UnknownModel and what loading raises."""
-        async with self._held(name) as hosted:
+        async with _held(self.find(name)) as hosted:
             async with hosted.lock:
                 if hosted.service is None:
                     await self._make_room(hosted)
@@ -94,20 +109,35 @@ class ModelPool:
 
     @asynccontextmanager
     async def lease_embedder(self, name: str | None) -> AsyncIterator[Embedder]:
-        async with self._held(name) as hosted:
+        async with _held(self.find(name)) as hosted:
             async with hosted.lock:
                 if hosted.embedder is None:
                     await self._make_room(hosted)
                     hosted.embedder = await asyncio.to_thread(self._load_embedder, hosted.name)
             yield hosted.embedder
 
+    @asynccontextmanager
+    async def lease_decider(self, name: str) -> AsyncIterator[Hosted]:
+        """One of `deciders`, with its `decider` loaded, or a chat model, which has none and can generate."""
+        if name not in self._deciders:
+            async with self.lease(name) as hosted:
+                yield hosted
+            return
+        async with _held(self._deciders[name]) as hosted:
+            async with hosted.lock:
+                if hosted.decider is None:
+                    await self._make_room(hosted)
+                    hosted.decider = await asyncio.to_thread(self._load_decider, hosted.name)
+            yield hosted
+
     def start(self) -> None:
         self._watch = asyncio.create_task(self._unload_idle())
 
     @property
     def num_open(self) -> int:
-        """Answers that are waited for."""
-        return sum(hosted.service.num_open for hosted in self.models if hosted.service is not None)
+        """Answers and decisions that are waited for."""
+        answers = sum(hosted.service.num_open for hosted in self.models if hosted.service is not None)
+        return answers + sum(hosted.decisions.num_open for hosted in self._deciders.values())
 
     async def close(self, drain_seconds: float, in_hurry: Callable[[], bool] = lambda: False) -> None:
         """As Service.close."""
@@ -116,26 +146,18 @@ class ModelPool:
             await asyncio.gather(self._watch, return_exceptions=True)
         services = [hosted.service for hosted in self.models if hosted.service is not None]
         await asyncio.gather(*(service.close(drain_seconds, in_hurry) for service in services))
-
-    @asynccontextmanager
-    async def _held(self, name: str | None) -> AsyncIterator[Hosted]:
-        hosted = self.find(name)
-        hosted.users += 1
-        try:
-            yield hosted
-        finally:
-            hosted.users -= 1
-            hosted.last_used = time.monotonic()
+        await asyncio.gather(*(hosted.decisions.close() for hosted in self._all))
 
     async def _make_room(self, wanted: Hosted) -> None:
         """Unload what nobody uses, the longest unused first, until one more may be loaded."""
-        loaded = [hosted for hosted in self.models if hosted.is_loaded and hosted is not wanted]
+        loaded = [hosted for hosted in self._all if hosted.is_loaded and hosted is not wanted]
         idle = sorted((hosted for hosted in loaded if not hosted.users), key=lambda hosted: hosted.last_used)
         for hosted in idle[: max(0, len(loaded) + 1 - self._most_loaded)]:
             await self._unload(hosted)
 
     async def _unload(self, hosted: Hosted) -> None:
         service, hosted.service, hosted.grammars, hosted.embedder = hosted.service, None, None, None
+        hosted.decider = None
         if service is not None:
             await service.close()
 
@@ -145,8 +167,18 @@ class ModelPool:
             if self._idle_seconds is None:
                 continue
             now = time.monotonic()
-            for hosted in self.models:
+            for hosted in self._all:
                 if hosted.is_loaded and not hosted.users and now - hosted.last_used > self._idle_seconds:
                     async with hosted.lock:
                         if not hosted.users:
                             await self._unload(hosted)
+
+
+@asynccontextmanager
+async def _held(hosted: Hosted) -> AsyncIterator[Hosted]:
+    hosted.users += 1
+    try:
+        yield hosted
+    finally:
+        hosted.users -= 1
+        hosted.last_used = time.monotonic()

@@ -14,6 +14,8 @@ MOST_HEADER_BYTES = 64 << 10
 class ServerSettings:
     models: tuple[str, ...]
     """As they are named in requests; the first one answers requests that name none."""
+    deciders: tuple[str, ...] = ()
+    """As they are named in requests; the first one answers those that name none. None: a chat model decides."""
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
