@@ -25,6 +25,7 @@ from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
+    from heedful.decide.decider import DecisionModel
     from heedful.engine.embedder import Embedder
     from heedful.engine.llm import LLM
     from heedful.server.settings import ServerSettings
@@ -36,6 +37,13 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…; may be given again."),
+    ] = None,
+    decider: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What answers /v1/systemone and /v1/decisions, as for `heedful decide -m`; may be given again. "
+            "Default: the first model."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8080,
@@ -73,7 +81,7 @@ def serve(
     ] = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep no conversations.")] = False,
 ) -> None:
-    """Serve models over HTTP: OpenAI's and Anthropic's APIs, metrics, and a page to chat at /."""
+    """Serve models over HTTP: OpenAI's, Anthropic's and System One's APIs, metrics, and a page to chat at /."""
     _require_server()
     from heedful.server.app import make_app
     from heedful.server.run import listen
@@ -82,6 +90,7 @@ def serve(
 
     settings = ServerSettings(
         models=tuple(dict.fromkeys(model or [default_model])),
+        deciders=tuple(dict.fromkeys(decider or ())),
         host=host,
         port=_within("--port", port, 0, 65535),
         api_keys=_keys(api_key),
@@ -109,7 +118,7 @@ def serve(
     )
     loader.load_first()
     warn_of_loss(settings.models[0], settings.policy)
-    app = make_app(settings, loader.llm, loader.embedder)
+    app = make_app(settings, loader.llm, loader.embedder, loader.decider)
     _announce(settings, listening.getsockname()[1], loader)
     run(app, settings, listening)
 
@@ -143,12 +152,20 @@ class _Loader:
 
         return load_embedder(name, threads=self._options["threads"])
 
+    def decider(self, name: str) -> DecisionModel:
+        from heedful.decide.load import find_decider, load_decider
+
+        is_remote = find_decider(name).kind == "jev"
+        return load_decider(name, threads=None if is_remote else self._options["threads"])
+
 
 def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
     from heedful.kernels import native
 
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"heedful: {', '.join(settings.models)} at http://{host}:{port} (OpenAI: /v1, page: /)", file=sys.stderr)
+    if settings.deciders:
+        print(f"heedful: deciders are {', '.join(settings.deciders)}, loaded when first asked", file=sys.stderr)
     llm = loader.first
     if llm is not None:
         runner = llm.engine.runner

@@ -88,7 +88,7 @@ def _most_open(settings: ServerSettings) -> int:
 
 
 def _likelihood(hosted: Hosted, reader: ServiceReader, salt: str) -> Likelihood:
-    return Likelihood(hosted.llm, cache_salt=salt, read_prompts=reader)
+    return Likelihood(hosted.llm, calibration=hosted.calibration, cache_salt=salt, read_prompts=reader)
 
 
 def _decided(

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from heedful.decide.load import load_decider
+from heedful.decide.calibrate import Calibration
+from heedful.decide.load import KEPT, calibration_of, find_decider, load_decider
 from heedful.engine.llm import LLM
 from heedful.engine.service import Observer, Service
 from heedful.errors import UnknownModel
@@ -36,6 +37,8 @@ class Hosted:
         self.grammars: GrammarCompiler | None = None
         self.embedder: Embedder | None = None
         self.decider: DecisionModel | None = None
+        self.calibration: Calibration | None = None
+        """Of a chat model's decisions; None: nobody has asked for one yet."""
         self.decisions = Turns(f"heedful decisions {name}", most_waiting)
         self.users = 0
         """Requests that hold a lease."""
@@ -118,9 +121,12 @@ class ModelPool:
 
     @asynccontextmanager
     async def lease_decider(self, name: str) -> AsyncIterator[Hosted]:
-        """One of `deciders`, with its `decider` loaded, or a chat model, which has none and can generate."""
+        """One of `deciders`, with its `decider` loaded; or a chat model, which has none, with its calibration."""
         if name not in self._deciders:
             async with self.lease(name) as hosted:
+                async with hosted.lock:
+                    if hosted.calibration is None:
+                        hosted.calibration = await asyncio.to_thread(_kept_calibration, hosted.llm.name)
                 yield hosted
             return
         async with _held(self._deciders[name]) as hosted:
@@ -157,7 +163,7 @@ class ModelPool:
 
     async def _unload(self, hosted: Hosted) -> None:
         service, hosted.service, hosted.grammars, hosted.embedder = hosted.service, None, None, None
-        hosted.decider = None
+        hosted.decider, hosted.calibration = None, None
         if service is not None:
             await service.close()
 
@@ -172,6 +178,11 @@ class ModelPool:
                     async with hosted.lock:
                         if not hosted.users:
                             await self._unload(hosted)
+
+
+def _kept_calibration(name: str) -> Calibration:
+    """As `heedful decide` takes it."""
+    return calibration_of(find_decider(name), KEPT) or Calibration()
 
 
 @asynccontextmanager
