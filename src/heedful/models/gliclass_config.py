@@ -67,15 +67,20 @@ class GLiClassConfig:
 
     @property
     def label_weights(self) -> int:
-        """Weights of the matrices that every label of every text passes once."""
+        """Of those that every label passes once, in a uni-encoder with every text."""
         width, inner = self.encoder.hidden_size, self.projector_size
-        scorer = {
-            "simple": width,
+        own = 0 if self.label_encoder is None else (self.label_encoder.hidden_size + width) * inner
+        return 2 * width * inner + own
+
+    @property
+    def pair_weights(self) -> int:
+        """Of those that every label of every text passes: the scorer's."""
+        width = self.encoder.hidden_size
+        return {
+            "simple": 0,
             "mlp": 2 * width * MLP_WIDTH + MLP_WIDTH * (MLP_WIDTH // 2) + MLP_WIDTH // 2,
             "weighted-dot": 2 * width**2 + 3 * width * 4 * width + 4 * width,
         }[self.scorer]
-        own = 0 if self.label_encoder is None else (self.label_encoder.hidden_size + width) * inner
-        return scorer + 2 * width * inner + own
 
 
 def gliclass_config_from_hf(hf: Mapping[str, Any]) -> GLiClassConfig:
