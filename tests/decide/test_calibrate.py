@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.decide.calibrate import (
@@ -39,6 +39,7 @@ def test_bounds_hold_where_the_best_lies_outside() -> None:
     assert fit_temperature([Row("choice", (0.0, 1.0, 0.5), 0)] * 9) == 5.0  # always wrong: the flatter the better
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.lists(st.floats(-8, 8), min_size=4, max_size=4), st.integers(0, 3)), min_size=5, max_size=30)
 )
@@ -49,7 +50,7 @@ def test_no_other_temperature_has_less_nll(drawn: list[tuple[list[float], int]])
         return reliability([softmax(r.logits, temperature).tolist() for r in rows], [r.label for r in rows]).nll
 
     best = nll(fit_temperature(rows))
-    assert all(best <= nll(temperature) + 1e-9 for temperature in np.geomspace(0.5, 5, 40))
+    assert all(best <= nll(temperature) + 1e-9 for temperature in np.geomspace(0.5, 5, 12))
 
 
 def test_a_bucket_has_its_own_temperature_where_there_are_rows_enough() -> None:
@@ -90,6 +91,38 @@ def test_temperatures_that_are_no_numbers_count_as_one() -> None:
     assert clamped(float("inf")) == 5.0
 
 
+def test_shares_are_worth_as_many_rows_as_they_stand_for() -> None:
+    """4 in 5 say so: one row with that share has the temperature and the NLL of five rows with one label each."""
+    logits = (0.0, 2 * math.log(4))
+    soft, hard = [Row("noul", logits, (0.2, 0.8))], [Row("noul", logits, 1)] * 4 + [Row("noul", logits, 0)]
+    assert fit_temperature(soft) == pytest.approx(fit_temperature(hard)) == pytest.approx(2.0)
+    p = softmax(logits, 2.0).tolist()
+    one, five = reliability([p], [(0.2, 0.8)]), reliability([p] * 5, [1, 1, 1, 1, 0])
+    assert (one.accuracy, one.nll, one.ece) == pytest.approx((five.accuracy, five.nll, five.ece))
+    assert one.ece == pytest.approx(0)
+    assert one.brier == pytest.approx(0)  # the share itself is what was to be said
+    assert five.brier == pytest.approx(0.8 * 0.08 + 0.2 * 1.28)
+
+
+def test_rows_of_different_lengths_are_fitted_together() -> None:
+    """The slope written out row by row is 0 at the temperature found."""
+    rows = [
+        Row("choice", (3.0, 1.0, -2.0), 1),
+        Row("choice", (-900.0, -901.0), 0),
+        Row("choice", (0.0, 0.5, 4.0, 4.0, -1e9), 3),
+        Row("choice", (1e9, 1e9 - 2), (0.5, 0.5)),
+    ]
+    inverse = 1 / fit_temperature(rows)
+    slope = 0.0
+    for row in rows:
+        z = np.array(row.logits) - max(row.logits)
+        p = np.exp(z * inverse) / np.exp(z * inverse).sum()
+        target = np.array(row.label) if isinstance(row.label, tuple) else np.eye(len(z))[row.label]
+        slope += float((p - target) @ z)
+    assert 0.2 < inverse < 2
+    assert slope == pytest.approx(0, abs=1e-6)
+
+
 def test_reliability_by_hand() -> None:
     found = reliability([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6], [1.0, 0.0]], [0, 1, 1, 0], bins=5)
     assert found.accuracy == 0.75
@@ -124,9 +157,26 @@ def test_a_threshold_keeps_the_error_below_what_is_wanted() -> None:
     assert threshold_for([0.9] * 60, [True] * 59 + [False], error=0.05) is None  # equal ones are not split
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([0.2, 0.5, 0.7, 0.9, 0.99]), st.booleans()), max_size=60), st.floats(0.01, 0.9)
+)
+def test_a_threshold_is_the_lowest_that_the_bound_allows(drawn: list[tuple[float, bool]], error: float) -> None:
+    confidences, right = [confidence for confidence, _ in drawn], [is_right for _, is_right in drawn]
+    allowed = []
+    for candidate in set(confidences):
+        taken = [is_right for confidence, is_right in drawn if confidence >= candidate]
+        if error_bound(taken.count(False), len(taken)) <= error:
+            allowed.append(candidate)
+    assert threshold_for(confidences, right, error=error) == min(allowed, default=None)
+
+
 @pytest.mark.parametrize(
     ("row", "field"),
     [
+        (Row("noul", (0.0, 1.0), (1.0,)), "label"),
+        (Row("noul", (0.0, 1.0), (0.5, 0.6)), "label"),
+        (Row("noul", (0.0, 1.0), (-0.5, 1.5)), "label"),
+        (Row("noul", (0.0, 1.0), (float("nan"), 1.0)), "label"),
         (Row("bool", (0.0, 1.0), 0), "type"),
         (Row("noul", (0.0, float("nan")), 0), "logits"),
         (Row("noul", (), 0), "logits"),

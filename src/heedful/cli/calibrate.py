@@ -56,11 +56,11 @@ def calibrate(
         )
     sha256 = source.sha256(orders or 1)
     report = _measure(source.name, sha256, fitting, held_out, error, orders, threads)
+    if not json_output:
+        _print_report(source.name, report)
     kept = _keep(source.name, sha256, report, out, save)
     if json_output:
         print(json.dumps({"model": source.name, **report.to_dict(), "saved": kept and str(kept)}, ensure_ascii=False))
-    else:
-        _print_report(source.name, report)
     _tell(report, kept, save)
 
 

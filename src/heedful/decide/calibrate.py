@@ -120,16 +120,14 @@ def fit_temperature(rows: ListLike[Row]) -> float:
     NLL is convex in 1/T, and its slope there is the mean of E_p[logit] minus the right option's logit: the root is
     found by bisection.
     """
-    widest = max(len(row.logits) for row in rows)
-    logits, shares, is_option = (np.zeros((len(rows), widest)) for _ in range(3))
-    for at, row in enumerate(rows):
-        n = len(row.logits)
-        logits[at, :n], shares[at, :n], is_option[at, :n] = row.logits, shares_of(row.label, n), 1
-    logits -= np.where(is_option > 0, logits, -np.inf).max(axis=1, keepdims=True)
-    wanted = float((shares * np.where(is_option > 0, logits, 0)).sum(axis=1).mean())
+    logits = _padded([row.logits for row in rows])
+    is_option = _padded([[1.0] * len(row.logits) for row in rows])
+    shares = _padded([shares_of(row.label, len(row.logits)) for row in rows])
+    logits = (logits - np.where(is_option > 0, logits, -np.inf).max(axis=1, keepdims=True)) * is_option
+    wanted = float((shares * logits).sum(axis=1).mean())
 
     def slope(inverse: float) -> float:
-        powers = np.exp(inverse * np.minimum(logits, 0)) * is_option
+        powers = np.exp(inverse * logits) * is_option
         means = (powers * logits).sum(axis=1) / powers.sum(axis=1)
         return float(means.mean()) - wanted
 
@@ -178,20 +176,26 @@ def reliability(probabilities: ListLike[ListLike[float]], labels: ListLike[Label
     """How true distributions came, one a row, against the labels."""
     if not labels or len(probabilities) != len(labels):
         raise BadParameter("labels", f"there are {len(labels):,} for {len(probabilities):,} rows")
-    rows = [np.asarray(p, dtype=np.float64) for p in probabilities]
-    shares = [shares_of(label, len(p)) for label, p in zip(labels, rows, strict=True)]
-    top = np.array([p.max() for p in rows])
-    right = np.array([share[p.argmax()] for p, share in zip(rows, shares, strict=True)])
-    tiny = np.finfo(np.float64).tiny
-    found = _bins(top, right, bins)
+    said = _padded(probabilities)
+    shares = _padded([shares_of(label, len(p)) for label, p in zip(labels, probabilities, strict=True)])
+    right = shares[np.arange(len(said)), said.argmax(axis=1)]
+    found = _bins(said.max(axis=1), right, bins)
     return Reliability(
-        rows=len(rows),
+        rows=len(said),
         accuracy=float(right.mean()),
-        nll=float(np.mean([-share @ np.log(np.maximum(p, tiny)) for p, share in zip(rows, shares, strict=True)])),
-        brier=float(np.mean([((p - share) ** 2).sum() for p, share in zip(rows, shares, strict=True)])),
-        ece=sum(one.count / len(rows) * abs(one.accuracy - one.mean_probability) for one in found),
+        nll=float(-(shares * np.log(np.maximum(said, np.finfo(np.float64).tiny))).sum(axis=1).mean()),
+        brier=float(((said - shares) ** 2).sum(axis=1).mean()),
+        ece=sum(one.count / len(said) * abs(one.accuracy - one.mean_probability) for one in found),
         bins=found,
     )
+
+
+def _padded(rows: ListLike[ListLike[float] | Floats]) -> Floats:
+    """(rows, most options), 0 where a row has fewer."""
+    found = np.zeros((len(rows), max(map(len, rows))))
+    for at, row in enumerate(rows):
+        found[at, : len(row)] = row
+    return found
 
 
 def _bins(top: Floats, right: Floats, count: int) -> tuple[Bin, ...]:
