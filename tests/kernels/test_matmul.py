@@ -21,7 +21,9 @@ native = pytest.importorskip("heedful._native")
 
 Array = np.ndarray[Any, Any]
 VARIANTS = native.variants()
-FORMATS = ("f32", "f16", "w4", "w8")
+FORMATS = ("f32", "f16", "w4", "w8", "w6")
+INTEGERS = ("w4", "w6", "w8")
+BLOCK_BYTES = {"w4": 160, "w6": 288, "w8": 272}
 BLOCK = 32
 TINY = 2.0**-24
 """The smallest half above zero."""
@@ -69,16 +71,15 @@ def unpack(packed: Array, panel_format: str, rows: int, cols: int) -> Array:
     if panel_format in ("f32", "f16"):
         lanes = packed.view("<f4" if panel_format == "f32" else "<f2").reshape(panels, cols, 8)
         return lanes.transpose(0, 2, 1).reshape(panels * 8, cols).astype(np.float64)
-    blocks = packed.reshape(panels, cols // BLOCK, 160 if panel_format == "w4" else 272)
+    blocks = packed.reshape(panels, cols // BLOCK, BLOCK_BYTES[panel_format])
     scales = blocks[:, :, :16].copy().view("<f2").astype(np.float64)
+    mins = blocks[:, :, 16:32].copy().view("<f2").astype(np.float64) if panel_format != "w8" else np.zeros_like(scales)
     if panel_format == "w4":
-        mins = blocks[:, :, 16:32].copy().view("<f2").astype(np.float64)
         vectors = blocks[:, :, 32:].reshape(panels, -1, 4, 8, 4).transpose(0, 3, 1, 2, 4)
         parts = [half.reshape(panels, 8, -1, 16) for half in (vectors & 15, vectors >> 4)]
         codes = np.concatenate(parts, axis=-1)
     else:
-        mins = np.zeros_like(scales)
-        vectors = blocks[:, :, 16:].reshape(panels, -1, 8, 8, 4).transpose(0, 3, 1, 2, 4)
+        vectors = blocks[:, :, -256:].reshape(panels, -1, 8, 8, 4).transpose(0, 3, 1, 2, 4)
         codes = vectors.reshape(panels, 8, -1, BLOCK).view(np.int8)
     values = scales.transpose(0, 2, 1)[..., None] * codes + mins.transpose(0, 2, 1)[..., None]
     return values.reshape(panels * 8, cols)
@@ -147,7 +148,7 @@ def test_other_types_are_requantized_within_half_a_step(ggml_type: Ggml) -> None
 
 
 @pytest.mark.parametrize("ggml_type", FLOAT_TYPES, ids=lambda t: t.name)
-@pytest.mark.parametrize("panel_format", ["f16", "w8", "w4"])
+@pytest.mark.parametrize("panel_format", ["f16", "w8", "w6", "w4"])
 def test_floats_are_quantized_on_request(ggml_type: Ggml, panel_format: str) -> None:
     stored = random_stored(ggml_type, 21, 128)
     exact = meaning(ggml_type, stored).astype(np.float64)
@@ -156,6 +157,7 @@ def test_floats_are_quantized_on_request(ggml_type: Ggml, panel_format: str) -> 
     bounds = {
         "f16": np.abs(exact) * 2.0**-11 + TINY,
         "w8": largest(exact) / 254 * (1 + 2.0**-9) + TINY,
+        "w6": span / 126 + largest(exact) * 2.0**-10 + TINY,
         "w4": span / 30 + largest(exact) * 2.0**-10 + TINY,
     }
     assert (np.abs(values - exact) <= bounds[panel_format]).all()
@@ -177,7 +179,7 @@ def test_halves_round_to_nearest_even_as_numpy_does() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-30, 1e-7, -2e-5])
-@pytest.mark.parametrize("panel_format", ["w8", "w4"])
+@pytest.mark.parametrize("panel_format", INTEGERS)
 def test_blocks_of_one_value_are_quantized(value: float, panel_format: str) -> None:
     weights = np.full((1, BLOCK), value, np.float32)
     values = unpack(native.pack(Ggml.F32, weights.view(np.uint8), BLOCK, panel_format), panel_format, 1, BLOCK)[:1]
@@ -291,7 +293,7 @@ def seen_activations(case: Case, variant: str) -> Array:
 def cases(draw: st.DrawFn) -> Case:
     panel_format = draw(st.sampled_from(FORMATS))
     block_cols = st.integers(1, 12).map(lambda n: n * BLOCK)
-    cols = draw(block_cols if panel_format in ("w4", "w8") else st.integers(1, 200))
+    cols = draw(block_cols if panel_format in INTEGERS else st.integers(1, 200))
     return make_case(panel_format, draw(st.integers(1, 40)), cols, draw(st.integers(1, 130)), draw(st.integers(0, 99)))
 
 
@@ -306,7 +308,7 @@ def test_product_equals_float64(variant: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("panel_format", ["w4", "w8"])
+@pytest.mark.parametrize("panel_format", INTEGERS)
 def test_rounded_activations_cost_little(variant: str, panel_format: str) -> None:
     case = make_case(panel_format, 64, 576, 16)
     expected = case.x.astype(np.float64) @ case.weights.T
@@ -330,6 +332,30 @@ def test_extreme_codes_never_saturate(variant: str, tokens: int) -> None:
         packed = native.pack(ggml_type, stored, 192)
         y = native.matmul(packed, native.packed_format(ggml_type), 9, 192, x, 1, variant)
         np.testing.assert_array_equal(y, np.repeat(x.sum(1, keepdims=True) * value, 9, axis=1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 9])
+def test_the_largest_codes_of_w6_never_saturate(variant: str, tokens: int) -> None:
+    """A zero beside them makes the scale 1: codes 63, and the product is an integer and exact."""
+    signs = np.where(np.random.default_rng(0).random((tokens, 64)) < 0.5, -1, 1)
+    x = np.concatenate([np.full((tokens, 64), 127), np.full((tokens, 64), -127), 127 * signs], axis=1)
+    weights = np.full((9, 192), 63, np.float32)
+    weights[:, ::BLOCK] = 0
+    packed = native.pack(Ggml.F32, weights.view(np.uint8), 192, "w6")
+    assert packed.reshape(-1, 288)[:, 32:].max() == 63
+    y = native.matmul(packed, "w6", 9, 192, x.astype(np.float32), 1, variant)
+    np.testing.assert_array_equal(y, x @ weights.T.astype(np.int64))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("panel_format", FORMATS)
+def test_a_pool_of_threads_changes_no_bit(variant: str, panel_format: str) -> None:
+    case = make_case(panel_format, 70, 64, 37)
+    pool = native.Pool(3)
+    alone = multiply(case, variant)
+    for _ in range(3):
+        np.testing.assert_array_equal(multiply(case, variant, pool=pool), alone)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

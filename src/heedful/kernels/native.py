@@ -10,7 +10,7 @@ import importlib.util
 from typing import Any
 
 KV_NUMBERS = ("f32", "f16", "q8", "q4")  # their order is csrc/ops.h's, as are:
-PANEL_FORMATS = ("f32", "f16", "w4", "w8")
+PANEL_FORMATS = ("f32", "f16", "w4", "w8", "w6")
 
 
 def is_built() -> bool:

@@ -137,13 +137,19 @@ class CausalTextAttend:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
     ) -> Tensor:
-        outs = []
-        for q_text, k_text, v_text in zip(*(torch.split(x, self._lengths) for x in (q, k, v)), strict=True):
-            for start in range(0, len(q_text), QUERY_BLOCK):
-                block = q_text[start : start + QUERY_BLOCK]
-                end = start + len(block)
-                first = 0 if window is None else max(0, start - window + 1)
-                bias = causal_bias(start, len(block), first, end - first, window, q.device)
-                keys, values = k_text[first:end], v_text[first:end]
-                outs.append(attention(block, keys, values, bias, scale=scale, softcap=softcap))
-        return torch.cat(outs)
+        texts = zip(*(torch.split(x, self._lengths) for x in (q, k, v)), strict=True)
+        return torch.cat([causal_attention(*text, window=window, scale=scale, softcap=softcap) for text in texts])
+
+
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Of one text whose newest tokens the queries are: q (T, H, D), k and v (N, K, D), N at least T → (T, H, D)."""
+    before, outs = len(k) - len(q), []
+    for begin in range(0, len(q), QUERY_BLOCK):
+        block = q[begin : begin + QUERY_BLOCK]
+        start, end = before + begin, before + begin + len(block)
+        first = 0 if window is None else max(0, start - window + 1)
+        bias = causal_bias(start, len(block), first, end - first, window, q.device)
+        outs.append(attention(block, k[first:end], v[first:end], bias, scale=scale, softcap=softcap))
+    return outs[0] if len(outs) == 1 else torch.cat(outs)

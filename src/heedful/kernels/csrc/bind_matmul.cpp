@@ -41,10 +41,10 @@ void check(bool holds, const std::string& what) {
     if (!holds) throw nb::value_error(what.c_str());
 }
 
-constexpr const char* kFormatNames[] = {"f32", "f16", "w4", "w8"};
+constexpr const char* kFormatNames[] = {"f32", "f16", "w4", "w8", "w6"};
 
 Format format_named(const std::string& name) {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         if (name == kFormatNames[i]) return Format(i);
     }
     throw nb::value_error(("no panel format is called " + name).c_str());
@@ -113,7 +113,7 @@ struct Part {
 Numpy<uint8_t> pack_array(int ggml_type, Bytes2 stored, int cols, std::optional<std::string> format, int threads) {
     check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be packed");
     const Format target = format ? format_named(*format) : packed_format(ggml_type);
-    const bool integers = target == Format::w4 || target == Format::w8;
+    const bool integers = has_integers(target);
     const int block_len = integers ? std::max(kBlock, stored_block_len(ggml_type)) : stored_block_len(ggml_type);
     check(cols > 0 && cols % block_len == 0, "cols is not whole blocks");
     check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
@@ -153,17 +153,17 @@ struct QuantizedTokens {
     Buffer codes, scales, sums;
     Activations activations;
 
-    QuantizedTokens(const Ops& ops, const float* x, int tokens, int cols)
+    QuantizedTokens(const float* x, int tokens, int cols)
         : codes(size_t(tokens) * cols),
           scales(size_t(tokens) * (cols / kBlock) * sizeof(float)),
           sums(size_t(tokens) * (cols / kBlock) * sizeof(float)),
           activations{tokens, cols, x, codes.as<int8_t>(), scales.as<float>(), sums.as<float>()} {
-        if (cols % kBlock == 0) ops.quantize_activations(x, activations, 0, tokens);
     }
 };
 
 Numpy<float> matmul_array(Bytes1 packed, const std::string& format, int rows, int cols, Floats2 x, int threads,
-                          const std::string& variant, std::optional<Floats1> bias, std::optional<Floats2> add_to) {
+                          const std::string& variant, std::optional<Floats1> bias, std::optional<Floats2> add_to,
+                          Pool* pool) {
     const Ops& ops = ops_named(variant);
     const Matrix w = matrix_of(packed, format, rows, cols);
     check(int(x.shape(1)) == cols, "x has another number of columns");
@@ -174,9 +174,16 @@ Numpy<float> matmul_array(Bytes1 packed, const std::string& format, int rows, in
     if (add_to) std::copy(add_to->data(), add_to->data() + add_to->size(), y);
     {
         nb::gil_scoped_release release;
-        const QuantizedTokens inputs(ops, x.data(), tokens, cols);
-        Pool(threads).run([&](int thread) {
-            const Part part(w.panel_count(), thread, threads);
+        const QuantizedTokens inputs(x.data(), tokens, cols);
+        std::optional<Pool> own;
+        if (pool == nullptr) pool = &own.emplace(threads);
+        pool->run([&](int thread) {
+            if (has_integers(w.format)) {
+                const Part share(tokens, thread, pool->threads());
+                ops.quantize_activations(x.data(), inputs.activations, share.first, share.last);
+                pool->barrier();
+            }
+            const Part part(w.panel_count(), thread, pool->threads());
             ops.matmul(w, inputs.activations, 0, tokens, part.first, part.last, y, rows, bias ? bias->data() : nullptr,
                        add_to.has_value());
         });
@@ -325,11 +332,12 @@ void bind_matmul(nb::module_& m) {
           "x (T, C) as codes int8 (T, C), scales (T, C / 32), scale * sum of codes (T, C / 32).");
     m.def("matmul", &matmul_array, nb::arg("packed"), nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("x"),
           nb::arg("threads"), nb::arg("variant"), nb::arg("bias") = nb::none(), nb::arg("add_to") = nb::none(),
-          "(T, rows): [add_to +] x (T, cols) times the packed matrix [+ bias].");
+          nb::arg("pool").none() = nb::none(),
+          "(T, rows): [add_to +] x (T, cols) times the packed matrix [+ bias]. With a pool, on all its threads.");
     m.def("time_matmuls", &time_matmuls, nb::arg("matrices"), nb::arg("x"), nb::arg("threads"), nb::arg("variant"),
           nb::arg("repeat"), "Seconds of each repetition of the products of all (packed, format, rows, cols) with x.");
 
-    nb::class_<Pool>(m, "Pool", "A pool of threads, for tests and benches.")
+    nb::class_<Pool>(m, "Pool", "A pool of threads.")
         .def(nb::init<int, bool>(), nb::arg("threads"), nb::arg("pinned") = false)
         .def("count_in_step", &count_in_step, nb::arg("regions"), nb::arg("barriers"), "Number of faults seen: 0.")
         .def("time", &time_pool, nb::arg("barriers"), nb::arg("count"), nb::arg("repeat"),

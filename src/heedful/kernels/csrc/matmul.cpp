@@ -1,10 +1,11 @@
 // Matrix products of panelled weights with activations, and the quantization of activations that the integer formats
 // need. R rows, C columns, T tokens; W (R, C) in panels (pack.cpp has their layout), x (T, C), y (T, R) with a stride.
 //
-// For w4 and w8 a token's 32 columns are int8 codes with a scale: one integer sum of 32 products a row, then one float
-// fused multiply-add with scale · scale, and for w4 one more with min · (scale · sum of codes). w4: all eight maddubs
-// results of a block add up in int16 (8 · 2 · 15 · 127 = 30480). w8: maddubs(|w|, x with w's sign), at most
-// 2 · 128 · 127 = 32512, so code -128 of w is right too; activations never have it.
+// For the integer formats a token's 32 columns are int8 codes with a scale: one integer sum of 32 products a row, then
+// one float fused multiply-add with scale · scale, and for w4 and w6 one more with min · (scale · sum of codes).
+// w4: all eight maddubs results of a block add up in int16 (8 · 2 · 15 · 127 = 30480). w6: two of them (4 · 63 · 127 =
+// 32004). w8: maddubs(|w|, x with w's sign), at most 2 · 128 · 127 = 32512, so code -128 of w is right too; activations
+// never have it.
 // f32 and f16: even columns add up in one float, odd ones in another (two chains hide the latency), then even + odd.
 //
 // A row of a token is one chain of float operations in the order of columns, whatever tile it is computed in: so it is
@@ -18,6 +19,8 @@
 //   T = 2, 4, 8: 1.6, 2.5, 5.0 ms. T = 512: 304 ms = 357 GOP/s; a thread alone w4 200, w8 119, f16 92, f32 88 GOP/s.
 //   Portable (SSE2), 1 thread: T = 1 24 ms, T = 32 23 GOP/s; w8 17..22, f32 16, f16 6 (a conversion in software).
 // Tried:
+//   w6, 1 thread of a Zen 3 VM, GOP/s of its own processor time: tiles of 5 tokens 147, of 6 127 (a register too many),
+//     of 4 135; w8 with 5 tokens 86, 6 93; w4 140; PyTorch's f32 product 75..85.
 //   plain loops over a tile's tokens: the compiler kept accumulators in memory, 147 GOP/s; unrolled by pragma, and with
 //     products added at once (add_now): 200.
 //   tiles of 4, 5, 6 tokens × 1 panel and 2, 3, 4 tokens × 2 panels: within 5 % of each other; two panels never ahead.
@@ -35,7 +38,7 @@
 namespace heedful::HEEDFUL_VARIANT {
 namespace {
 
-constexpr int kW4Bytes = 160, kW8Bytes = 272;  // a panel's bytes per 32 columns
+constexpr int kW4Bytes = 160, kW6Bytes = 288, kW8Bytes = 272;  // a panel's bytes per 32 columns
 constexpr float kSmallestAbsMax = 1e-30f;      // a block with less counts as zero: 127 / max stays finite
 
 size_t panel_bytes(const Matrix& w) {
@@ -44,13 +47,12 @@ size_t panel_bytes(const Matrix& w) {
         case Format::f16: return size_t(w.cols) * kPanelRows * 2;
         case Format::w4: return size_t(w.cols / kBlock) * kW4Bytes;
         case Format::w8: return size_t(w.cols / kBlock) * kW8Bytes;
+        case Format::w6: return size_t(w.cols / kBlock) * kW6Bytes;
     }
     return 0;
 }
 
-bool has_integers(Format format) { return format == Format::w4 || format == Format::w8; }
-
-// One token's part of Activations: f32 for the float formats, the others for w4 and w8.
+// One token's part of Activations: f32 for the float formats, the others for the integer ones.
 struct Token {
     const float* f32;
     const int8_t* codes;
@@ -82,7 +84,7 @@ void store_rows(const float* sums, const Target& target, int n) {
 
 #if HEEDFUL_AVX2
 
-constexpr int kTileTokens = 6;
+constexpr int kTileTokens = 6;  // at most
 constexpr int kPrefetchBytes = 1280;
 
 // Loops over a tile's tokens must be unrolled before anything else, or their accumulators live in memory.
@@ -102,6 +104,8 @@ __m256i broadcast_four(const int8_t* codes) {
     std::memcpy(&four, codes, sizeof four);
     return _mm256_set1_epi32(four);
 }
+
+int tile_tokens(Format format) { return format == Format::w6 ? 5 : kTileTokens; }
 
 void prefetch(const uint8_t* at, int bytes) {
     const char* ahead = reinterpret_cast<const char*>(at + kPrefetchBytes);
@@ -126,6 +130,9 @@ void store_tile_row(__m256 sum, const Target& target, int n) {
 __m256i add_nibble_products(__m256i sums, __m256i nibbles, __m256i x) { return _mm256_dpbusd_epi32(sums, nibbles, x); }
 __m256i nibble_sum(__m256i sums) { return sums; }
 __m256i add_byte_products(__m256i sums, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sums, w, x); }
+__m256i add_two_products(__m256i sums, __m256i w0, __m256i x0, __m256i w1, __m256i x1) {
+    return add_byte_products(add_byte_products(sums, w0, x0), w1, x1);
+}
 #else
 __m256i add_nibble_products(__m256i sums, __m256i nibbles, __m256i x) {
     return _mm256_add_epi16(sums, _mm256_maddubs_epi16(nibbles, x));
@@ -133,6 +140,10 @@ __m256i add_nibble_products(__m256i sums, __m256i nibbles, __m256i x) {
 __m256i nibble_sum(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 __m256i add_byte_products(__m256i sums, __m256i w, __m256i x) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+__m256i add_two_products(__m256i sums, __m256i w0, __m256i x0, __m256i w1, __m256i x1) {
+    const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(w0, x0), _mm256_maddubs_epi16(w1, x1));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
 }
 #endif
 
@@ -201,6 +212,37 @@ void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& 
     for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
 }
 
+template <int N>
+void tile_w6(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
+    __m256 sums[N];
+    HEEDFUL_UNROLL
+    for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
+    for (int k = 0; k < cols / kBlock; k++, panel += kW6Bytes) {
+        prefetch(panel, kW6Bytes);
+        __m256i dots[N];
+        HEEDFUL_UNROLL
+        for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
+        for (int j = 0; j < 8; j += 2) {
+            const __m256i first = load_vector(panel + 32 + 32 * j), second = load_vector(panel + 64 + 32 * j);
+            HEEDFUL_UNROLL
+            for (int n = 0; n < N; n++) {
+                const int8_t* codes = tokens[n].codes + k * kBlock + 4 * j;
+                dots[n] = add_two_products(dots[n], first, broadcast_four(codes), second, broadcast_four(codes + 4));
+                add_now(dots[n]);
+            }
+        }
+        const __m256 scale = load_halves(panel), min = load_halves(panel + 16);
+        HEEDFUL_UNROLL
+        for (int n = 0; n < N; n++) {
+            const __m256 dot = _mm256_cvtepi32_ps(dots[n]);
+            sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
+            sums[n] = _mm256_fmadd_ps(min, _mm256_set1_ps(tokens[n].scaled_sums[k]), sums[n]);
+        }
+    }
+    HEEDFUL_UNROLL
+    for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
+}
+
 template <Format F>
 __m256 load_column(const uint8_t* panel, int c) {
     if constexpr (F == Format::f16) return load_halves(panel + size_t(c) * 16);
@@ -238,6 +280,7 @@ void tile_of(Format format, const uint8_t* panel, int cols, const Token* tokens,
         case Format::f16: return tile_floats<Format::f16, N>(panel, cols, tokens, target);
         case Format::w4: return tile_w4<N>(panel, cols, tokens, target);
         case Format::w8: return tile_w8<N>(panel, cols, tokens, target);
+        case Format::w6: return tile_w6<N>(panel, cols, tokens, target);
     }
 }
 
@@ -283,6 +326,8 @@ int round_block(const float* x, float inverse, int8_t* codes) {
 
 constexpr int kTileTokens = 8;
 
+int tile_tokens(Format) { return kTileTokens; }
+
 // 32 columns of a panel of any integer format: weight = scale[r] * code[r][i] + min[r].
 struct Block {
     float scale[kPanelRows], min[kPanelRows];
@@ -309,12 +354,13 @@ void unpack_w4(const uint8_t* packed, Block& out) {
     }
 }
 
-void unpack_w8(const uint8_t* packed, Block& out) {
+// w8 and w6: `codes_at` bytes of scales, and of minima where there are any, come before the codes.
+void unpack_bytes(const uint8_t* packed, int codes_at, Block& out) {
     int8_t codes[kBlock];
     for (int r = 0; r < kPanelRows; r++) {
         out.scale[r] = load_half(packed + 2 * r);
-        out.min[r] = 0;
-        for (int j = 0; j < 8; j++) std::memcpy(codes + 4 * j, packed + 16 + 32 * j + 4 * r, 4);
+        out.min[r] = codes_at == 32 ? load_half(packed + 16 + 2 * r) : 0;
+        for (int j = 0; j < 8; j++) std::memcpy(codes + 4 * j, packed + codes_at + 32 * j + 4 * r, 4);
         widen(codes, out.code[r]);
     }
 }
@@ -340,7 +386,8 @@ void tile_integers(Format format, const uint8_t* panel, int cols, const Token* t
     Block block;
     for (int k = 0; k < cols / kBlock; k++) {
         if (format == Format::w4) unpack_w4(panel + size_t(k) * kW4Bytes, block);
-        else unpack_w8(panel + size_t(k) * kW8Bytes, block);
+        else if (format == Format::w6) unpack_bytes(panel + size_t(k) * kW6Bytes, 32, block);
+        else unpack_bytes(panel + size_t(k) * kW8Bytes, 16, block);
         for (int n = 0; n < count; n++) add_block(block, tokens[n], k, sums[n]);
     }
     for (int n = 0; n < count; n++) store_rows(sums[n], target, n);
@@ -395,15 +442,16 @@ int round_block(const float* x, float inverse, int8_t* codes) {
 
 // Tokens whose activations fit the L2 cache beside a panel; at least a tile.
 int block_tokens(const Matrix& w) {
-    const int token_bytes = has_integers(w.format) ? w.cols + w.cols / 4 : w.cols * 4;
-    return std::max(kTileTokens, (96 << 10) / std::max(1, token_bytes) / kTileTokens * kTileTokens);
+    const int token_bytes = has_integers(w.format) ? w.cols + w.cols / 4 : w.cols * 4, tile = tile_tokens(w.format);
+    return std::max(tile, (96 << 10) / std::max(1, token_bytes) / tile * tile);
 }
 
 // Tokens [t0, t1) as tiles of nearly equal size.
 void panel_times_block(const Matrix& w, const uint8_t* panel, const Activations& x, int t0, int t1, Target target) {
     float* y = target.y;
+    const int most = tile_tokens(w.format);
     for (int t = t0; t < t1;) {
-        const int tiles = (t1 - t + kTileTokens - 1) / kTileTokens, count = (t1 - t + tiles - 1) / tiles;
+        const int tiles = (t1 - t + most - 1) / most, count = (t1 - t + tiles - 1) / tiles;
         Token tokens[kTileTokens];
         for (int n = 0; n < count; n++) tokens[n] = token_of(w.format, x, t + n);
         target.y = y + size_t(t) * target.stride;

@@ -22,9 +22,14 @@ enum class Format : int {
     f16 = 1,  // panel: [C][8 rows] half
     w4 = 2,   // panel: per 32 columns 160 bytes: half scale[8], half min[8], 4 vectors of 32 bytes (see matmul.cpp)
     w8 = 3,   // panel: per 32 columns 272 bytes: half scale[8], 8 vectors of 32 bytes
+    w6 = 4,   // panel: per 32 columns 288 bytes: half scale[8], half min[8], 8 vectors of 32 bytes, codes 0..63
 };
 
-// R rows in panels of 8; the last panel is padded with zero rows. C is a multiple of 32 for w4 and w8.
+inline bool has_integers(Format format) {
+    return format == Format::w4 || format == Format::w6 || format == Format::w8;
+}
+
+// R rows in panels of 8; the last panel is padded with zero rows. C is a multiple of 32 for the integer formats.
 struct Matrix {
     Format format;
     int rows, cols;
@@ -32,7 +37,7 @@ struct Matrix {
     int panel_count() const { return (rows + kPanelRows - 1) / kPanelRows; }
 };
 
-// T tokens' inputs to matrix products. quantized is filled for w4 and w8, f32 is what f32 and f16 read.
+// T tokens' inputs to matrix products. quantized is filled for the integer formats, f32 is what f32 and f16 read.
 struct Activations {
     int tokens, cols;
     const float* f32;    // (T, C)

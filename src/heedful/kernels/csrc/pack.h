@@ -6,6 +6,7 @@
 //          Q4_0 and Q4_1 → w4, Q8_0, Q5_0 and IQ4_NL → w8 (Q4_0's 8 · scale must be a finite half, as in real files)
 //   Q4_K → w4: scale and min of each 32 columns rounded to half: 2^-11 of (15 · scale + |min|), or 8 tiny
 //   all else → w8: x / 254 · (1 + 2^-9), or tiny
+//   all → w6: (largest - smallest) / 126 of the 32 columns, plus 2^-10 x, or tiny
 //   all else → w4: (largest - smallest) / 30 of the 32 columns, plus 2^-10 x, or tiny
 //   all else → f16: 2^-11 of the weight, or tiny / 2
 #pragma once
@@ -14,7 +15,7 @@
 
 namespace heedful {
 
-// Bytes of a panelled matrix. `cols` is a multiple of 32 for w4 and w8.
+// Bytes of a panelled matrix. `cols` is a multiple of 32 for the integer formats.
 size_t packed_bytes(Format format, int rows, int cols);
 
 // Whether this ggml type number can be packed.
@@ -30,8 +31,8 @@ size_t stored_row_bytes(int ggml_type, int cols);
 Format packed_format(int ggml_type);
 
 // Write panels [p0, p1) of a matrix of `rows` × `cols`, stored row after row at `stored` (any alignment), into `panels`
-// (the start of panel 0). Threads may pack different ranges at once. Any type goes into any format; w4 and w8 need
-// cols to be a multiple of 32.
+// (the start of panel 0). Threads may pack different ranges at once. Any type goes into any format; the integer
+// ones need cols to be a multiple of 32.
 void pack(int ggml_type, const uint8_t* stored, Format format, int rows, int cols, int p0, int p1, uint8_t* panels);
 
 // One stored row of `cols` columns as floats.

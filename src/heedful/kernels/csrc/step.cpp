@@ -36,7 +36,7 @@ struct InputBuffers {
 
 bool is_quantized(const Product& product) {
     for (const Matrix& part : product.parts)
-        if (part.format == Format::w4 || part.format == Format::w8) return true;
+        if (has_integers(part.format)) return true;
     return false;
 }
 
