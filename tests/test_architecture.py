@@ -32,21 +32,27 @@ RANKS = {
 BEHIND_THE_TORCH_LINE = {
     "heedful.kernels.reference",
     "heedful.kernels.attention",
+    "heedful.kernels.delta_rule",
     "heedful.kernels.text_attention",
     "heedful.kernels.option_attention",
     "heedful.models.bert",
+    "heedful.models.carried",
     "heedful.models.deberta",
     "heedful.models.gliclass",
     "heedful.models.heads",
     "heedful.models.laya",
     "heedful.models.modernbert",
+    "heedful.models.qwen3_5",
     "heedful.models.layers",
     "heedful.models.decoder",
     "heedful.engine.torch_classify",
     "heedful.engine.torch_embed",
     "heedful.engine.torch_gliclass",
     "heedful.engine.torch_laya",
+    "heedful.engine.torch_branches",
+    "heedful.engine.torch_kev",
     "heedful.engine.torch_runner",
+    "heedful.models.kev_head",
 }
 
 

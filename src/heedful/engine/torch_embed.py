@@ -13,9 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from heedful.engine.torch_runner import build_decoder
+from heedful.engine.torch_runner import build_model
+from heedful.kernels.attention import Attend
+from heedful.kernels.delta_rule import StatefulRecur
 from heedful.kernels.text_attention import BidirectionalAttend, CausalTextAttend, DisentangledAttend
 from heedful.models.bert import Bert
+from heedful.models.carried import zero_state
 from heedful.models.config import ModelConfig
 from heedful.models.deberta import Deberta
 from heedful.models.decoder import Decoder
@@ -25,6 +28,7 @@ from heedful.models.heads import MlmHead, SequenceHead
 from heedful.models.laya import LayaHead
 from heedful.models.modernbert import ModernBert
 from heedful.models.pooling import PoolingMode
+from heedful.models.qwen3_5 import Qwen35
 from heedful.weights.names import Weights, WeightsToPlace
 
 Trunk = Bert | ModernBert | Deberta
@@ -40,10 +44,10 @@ def make_encoder(config: EncoderConfig, weights: Weights, *, threads: int) -> Tr
     return trunk
 
 
-def make_decoder(config: ModelConfig, weights: Weights, *, threads: int) -> Decoder:
-    """Sets PyTorch's thread count for the whole process. Raises as `torch_runner.build_decoder`."""
+def make_decoder(config: ModelConfig, weights: Weights, *, threads: int) -> Decoder | Qwen35:
+    """Sets PyTorch's thread count for the whole process. Raises as `torch_runner.build_model`."""
     torch.set_num_threads(threads)
-    return build_decoder(config, weights)
+    return build_model(config, weights)
 
 
 def build_encoder(config: EncoderConfig, weights: Weights) -> Trunk:
@@ -81,11 +85,23 @@ def embed_with_encoder(trunk: Trunk, texts: Sequence[Sequence[int]], mode: Pooli
 
 
 @torch.inference_mode()
-def embed_with_decoder(decoder: Decoder, texts: Sequence[Sequence[int]], mode: PoolingMode) -> npt.NDArray[np.float32]:
+def embed_with_decoder(
+    decoder: Decoder | Qwen35, texts: Sequence[Sequence[int]], mode: PoolingMode
+) -> npt.NDArray[np.float32]:
     """Token ids of texts → pooled hidden states after the last norm (texts, C), not normalised."""
     ids, positions, lengths = packed(texts)
-    hidden = decoder(ids, positions, CausalTextAttend(lengths))
+    hidden = run_decoder(decoder, ids, positions, CausalTextAttend(lengths), lengths)
     return pool(hidden, lengths, mode).numpy()
+
+
+def run_decoder(
+    decoder: Decoder | Qwen35, ids: Tensor, positions: Tensor, attend: Attend, lengths: list[int]
+) -> Tensor:
+    """Hidden states (T, C) of texts of these lengths that lie one after another, each from its beginning."""
+    if isinstance(decoder, Qwen35):
+        recur = StatefulRecur(lengths, [zero_state(decoder.config) for _ in lengths])
+        return decoder(ids, positions, attend, recur)  # type: ignore[no-any-return]
+    return decoder(ids, positions, attend)  # type: ignore[no-any-return]
 
 
 def pool(hidden: Tensor, lengths: list[int], mode: PoolingMode) -> Tensor:

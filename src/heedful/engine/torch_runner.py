@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from heedful.kernels import reference
 from heedful.kernels.attention import attention, causal_bias
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
+from heedful.models.qwen3_5 import Qwen35
 from heedful.models.rope import Rope
 from heedful.request import KV_ROW_BYTES, Batch, KeySpan, KVFormat, Selection
 from heedful.weights.names import Weights, WeightsToPlace
@@ -302,12 +304,36 @@ def _turn_to_sinks(span: KeySpan, rope: Rope | None, device: torch.device) -> tu
     return angles.cos(), angles.sin()
 
 
+def build_model(config: ModelConfig, weights: Weights) -> Decoder | Qwen35:
+    """The decoder of the config's family in float32 with these weights.
+
+    Raises UnsupportedModel when one is missing, extra or misshapen.
+    """
+    return build_decoder(config, weights) if config.delta is None else build_hybrid(config, weights)
+
+
 def build_decoder(config: ModelConfig, weights: Weights) -> Decoder:
-    """A Decoder in float32 with these weights. Raises UnsupportedModel when one is missing, extra or misshapen."""
+    """Where all layers are attention. Raises as `build_model`."""
+    assert config.delta is None, config.family
     with torch.device("meta"):
         decoder = Decoder(config)
+    return _placed(decoder, weights)
+
+
+def build_hybrid(config: ModelConfig, weights: Weights) -> Qwen35:
+    """Where some layers are DeltaNet. Raises as `build_model`."""
+    assert config.delta is not None, config.family
+    with torch.device("meta"):
+        decoder = Qwen35(config)
+    return _placed(decoder, weights)
+
+
+Model = TypeVar("Model", Decoder, Qwen35)
+
+
+def _placed(decoder: Model, weights: Weights) -> Model:
     decoder = decoder.to_empty(device="cpu").requires_grad_(False).eval()
-    if config.tied_head:  # to_empty has parted them
+    if decoder.config.tied_head:  # to_empty has parted them
         decoder.head.weight = decoder.embed.weight
     to_place = WeightsToPlace(weights)
     for name, slot in decoder.weight_slots():

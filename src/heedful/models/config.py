@@ -14,7 +14,7 @@ from typing import Any
 from heedful.errors import UnsupportedModel
 from heedful.models.rope import Rope
 
-DECODER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3", "gpt2")
+DECODER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_5", "gemma3", "phi3", "gpt2")
 ENCODER_FAMILIES = ("bert", "modernbert", "deberta-v2")
 
 _SUPPORTED = "heedful runs these decoders: " + ", ".join(DECODER_FAMILIES) + "."
@@ -23,6 +23,7 @@ _SUPPORTED = "heedful runs these decoders: " + ", ".join(DECODER_FAMILIES) + "."
 _SIZES = ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "context_len")
 _LARGEST = 2**31 - 1
 _MOST_LAYERS = 4096
+_LARGEST_OF_DELTA = 1 << 14  # heads, and channels of one
 
 
 def _size(name: str, value: Any, most: int = _LARGEST) -> int:
@@ -30,6 +31,52 @@ def _size(name: str, value: Any, most: int = _LARGEST) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise UnsupportedModel(f"{name} is {str(value)[:60]}; 1 to {most:,} are possible", "The file is damaged.")
     return value
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Which layers are gated DeltaNet (arXiv:2412.06464) instead of attention, and their sizes.
+
+    Such a layer keeps no keys and values: it carries a state of one size, whatever the length, that cannot be cut back
+    to an earlier position.
+    """
+
+    layers: tuple[int, ...]
+    """Their numbers in the model, ascending."""
+    key_heads: int
+    value_heads: int
+    """Value head h reads key head h // (value_heads / key_heads)."""
+    key_dim: int
+    value_dim: int
+    conv_len: int
+    """Taps of the causal convolution over time, the current token's among them."""
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv_len"):
+            _size(name, getattr(self, name), _LARGEST_OF_DELTA)
+        if self.value_heads % self.key_heads:
+            raise UnsupportedModel(
+                f"{self.value_heads} value heads cannot share {self.key_heads} key heads evenly", "The file is damaged."
+            )
+
+    @property
+    def value_channels(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Queries, keys and values, which pass the convolution together."""
+        return 2 * self.key_heads * self.key_dim + self.value_channels
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one layer and sequence, float32: the last rows before the convolution, and the recurrent state."""
+        return 4 * ((self.conv_len - 1) * self.conv_channels + self.key_dim * self.value_channels)
+
+    def weights(self, hidden_size: int) -> int:
+        """Of one layer's matrices and its convolution."""
+        projections = self.conv_channels + 2 * self.value_channels + 2 * self.value_heads
+        return hidden_size * projections + self.conv_len * self.conv_channels
 
 
 @dataclass(frozen=True)
@@ -47,7 +94,10 @@ class ModelConfig:
     intermediate_size: int
     context_len: int
     windows: tuple[int | None, ...]
-    """Per layer: a query sees itself and the window - 1 positions before it; None sees all."""
+    """Per attention layer: a query sees itself and the window - 1 positions before it; None sees all.
+
+    Where some layers are none of attention, those that are have numbers of their own: 0, 1, … in their order.
+    """
     rope: Rope | None
     """Rotary positions of full layers; None: learned position embeddings (GPT-2)."""
     rope_local: Rope | None = None
@@ -69,6 +119,10 @@ class ModelConfig:
     attention_softcap: float | None = None
     """Scores become cap · tanh(score / cap)."""
     logit_softcap: float | None = None
+    output_gate: bool = False
+    """What attention's heads give is multiplied by the sigmoid of a projection of the layer's input (Qwen3.5)."""
+    delta: DeltaNet | None = None
+    """The layers that are not attention; None: all are."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -83,10 +137,13 @@ class ModelConfig:
         numbers = (self.norm_eps, self.query_scale, self.embedding_scale, self.attention_softcap, self.logit_softcap)
         if any(n is not None and not (isinstance(n, float) and isfinite(n) and n > 0) for n in numbers):
             raise UnsupportedModel(f"norm eps, scales and caps are {numbers}", "They must be positive numbers.")
-        if len(self.windows) != self.num_layers or any(w is not None and w < 1 for w in self.windows):
+        attention_layers = self.num_layers - len(self.delta_layers)
+        if len(self.windows) != attention_layers or any(w is not None and w < 1 for w in self.windows):
             raise UnsupportedModel(
-                f"windows {self.windows} do not fit {self.num_layers} layers", "The file is damaged."
+                f"windows {self.windows} do not fit {attention_layers} layers", "The file is damaged."
             )
+        if not self.windows:
+            raise UnsupportedModel("no layer of this model is attention", "The file is damaged.")
         # a window as wide as the context hides nothing
         seen = tuple(None if w is not None and w >= self.context_len else w for w in self.windows)
         object.__setattr__(self, "windows", seen)
@@ -96,6 +153,7 @@ class ModelConfig:
             )
 
     def rope_of(self, layer: int) -> Rope | None:
+        """Of an attention layer."""
         return self.rope_local if self.windows[layer] is not None and self.rope_local else self.rope
 
     @property
@@ -104,11 +162,22 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def delta_layers(self) -> tuple[int, ...]:
+        return () if self.delta is None else self.delta.layers
+
+    @property
+    def state_bytes(self) -> int:
+        """What a sequence carries besides keys and values, whatever its length: the states of its DeltaNet layers."""
+        return 0 if self.delta is None else len(self.delta.layers) * self.delta.state_bytes
+
+    @property
     def linear_weights(self) -> int:
         """Weights of all matrices that every token passes, without embeddings and head."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        of_heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
+        attention = len(self.windows) * self.hidden_size * self.head_dim * of_heads
+        delta = 0 if self.delta is None else len(self.delta.layers) * self.delta.weights(self.hidden_size)
         mlp = self.hidden_size * self.intermediate_size * (3 if self.gated_mlp else 2)
-        return self.num_layers * (attention + mlp)
+        return attention + delta + self.num_layers * mlp
 
     @property
     def head_weights(self) -> int:
@@ -123,12 +192,16 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 
     Raises UnsupportedModel for an architecture or a setting that heedful does not compute.
     """
-    hf = hf.get("text_config", hf)
+    if "text_config" in hf:
+        outer = {key: hf[key] for key in ("tie_word_embeddings",) if key in hf}
+        hf = {**outer, **hf["text_config"]}
     model_type = str(hf.get("model_type", "")).removesuffix("_text")
     if model_type not in DECODER_FAMILIES:
         raise UnsupportedModel(f"config.json has model_type {model_type!r}", _SUPPORTED)
     try:
-        return _gpt2_from_hf(hf) if model_type == "gpt2" else _llama_like_from_hf(model_type, hf)
+        if model_type == "gpt2":
+            return _gpt2_from_hf(hf)
+        return _qwen3_5_from_hf(hf) if model_type == "qwen3_5" else _llama_like_from_hf(model_type, hf)
     except KeyError as missing:
         raise UnsupportedModel(
             f"config.json of this {model_type} model lacks {missing}", "The file is incomplete."
@@ -168,6 +241,54 @@ def _llama_like_from_hf(family: str, hf: Mapping[str, Any]) -> ModelConfig:
         attention_softcap=_cap(hf.get("attn_logit_softcapping")),
         logit_softcap=_cap(hf.get("final_logit_softcapping")),
     )
+
+
+def _qwen3_5_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """The hybrid of gated DeltaNet and gated full attention; what is said of images changes nothing for text."""
+    layers = _size("num_hidden_layers", hf["num_hidden_layers"], _MOST_LAYERS)
+    head_dim = _size("head_dim", hf.get("head_dim") or 256)
+    if hf.get("attention_bias") or not hf.get("attn_output_gate", True) or hf.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModel("this qwen3_5 model has biases, no output gates or another activation than silu", "")
+    delta = DeltaNet(
+        layers=_linear_layers(hf, layers),
+        key_heads=hf["linear_num_key_heads"],
+        value_heads=hf["linear_num_value_heads"],
+        key_dim=hf["linear_key_head_dim"],
+        value_dim=hf["linear_value_head_dim"],
+        conv_len=hf["linear_conv_kernel_dim"],
+    )
+    rope, _ = _ropes_from_hf({"partial_rotary_factor": 0.25, **hf}, head_dim, gemma=False)
+    return ModelConfig(
+        family="qwen3_5",
+        vocab_size=int(hf["vocab_size"]),
+        hidden_size=int(hf["hidden_size"]),
+        num_layers=layers,
+        num_heads=int(hf["num_attention_heads"]),
+        num_kv_heads=int(hf["num_key_value_heads"]),
+        head_dim=head_dim,
+        intermediate_size=int(hf["intermediate_size"]),
+        context_len=int(hf["max_position_embeddings"]),
+        windows=(None,) * (layers - len(delta.layers)),
+        rope=rope,
+        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+        qk_norm=True,
+        tied_head=bool(hf.get("tie_word_embeddings", False)),
+        output_gate=True,
+        delta=delta,
+    )
+
+
+def _linear_layers(hf: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Numbers of the layers that are linear attention, from their kinds or from how often a full one comes."""
+    kinds = hf.get("layer_types")
+    if kinds is None:
+        interval = _size("full_attention_interval", hf.get("full_attention_interval", 4))
+        return tuple(layer for layer in range(layers) if (layer + 1) % interval)
+    if len(kinds) != layers or not set(kinds) <= {"linear_attention", "full_attention"}:
+        raise UnsupportedModel(
+            f"layer_types {str(kinds)[:120]} do not fit {layers} layers", "Known: linear_attention, full_attention."
+        )
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
 
 
 def _gpt2_from_hf(hf: Mapping[str, Any]) -> ModelConfig:

@@ -1,7 +1,8 @@
 """Foreign weight names to ours, once, at the border. Pure string and row bookkeeping on StoredTensors.
 
 Our names: embed, position_embed, layers.N.{attn_norm, attn.q, attn.k, attn.v, attn.out, attn.q_norm, attn.k_norm,
-attn_post_norm, mlp_norm, mlp.gate, mlp.up, mlp.down, mlp_post_norm}, norm, head; each with .weight or .bias.
+attn_post_norm, mlp_norm, mlp.gate, mlp.up, mlp.down, mlp_post_norm}, norm, head; each with .weight or .bias. Qwen3.5
+has attn.gate too, and in its linear layers, instead of attn, delta.{qkv, z, b, a, conv, a_log, dt_bias, norm, out}.
 Matrices are (out, in). Rotary channels are in half-split order, and norm weights multiply as they are.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,8 +50,21 @@ _GPT2_LAYER = {
     "mlp.c_fc": "mlp.up",
     "mlp.c_proj": "mlp.down",
 }
+_QWEN35_LAYER = {
+    **_HF_LAYER,
+    "linear_attn.in_proj_qkv": "delta.qkv",
+    "linear_attn.in_proj_z": "delta.z",
+    "linear_attn.in_proj_b": "delta.b",
+    "linear_attn.in_proj_a": "delta.a",
+    "linear_attn.conv1d": "delta.conv",
+    "linear_attn.A_log": "delta.a_log",
+    "linear_attn.dt_bias": "delta.dt_bias",
+    "linear_attn.norm": "delta.norm",
+    "linear_attn.out_proj": "delta.out",
+}
 _HF_TOP = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head", "wte": "embed", "wpe": "position_embed"}
 _HF_TOP["ln_f"] = "norm"
+_NOT_TEXT = ("model.visual.", "mtp.")  # Qwen3.5's image tower, and its guesses at further tokens
 _HF_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # saved by old versions, computed here
 
 _GGUF_LAYER = {
@@ -74,10 +89,12 @@ _GGUF_BUFFERS = ("rope_freqs",)
 
 def from_hf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
     """Weights by our names from a Hugging Face checkpoint. Raises UnsupportedModel for a name nobody knows."""
-    layer_names = {"gemma3": _GEMMA_LAYER, "gpt2": _GPT2_LAYER}.get(config.family, _HF_LAYER)
+    families = {"gemma3": _GEMMA_LAYER, "gpt2": _GPT2_LAYER, "qwen3_5": _QWEN35_LAYER}
+    layer_names = families.get(config.family, _HF_LAYER)
+    ignored = _NOT_TEXT if config.family == "qwen3_5" else ()
     weights: Weights = {}
     for name, tensor in stored.items():
-        if not name.endswith(_HF_BUFFERS):
+        if not (name.endswith(_HF_BUFFERS) or name.startswith(ignored)):
             bare = re.sub(r"^(model\.language_model\.|language_model\.model\.|model\.|transformer\.)", "", name)
             weights[_ours(name, bare, r"(?:layers|h)\.(\d+)\.(.+)", layer_names, _HF_TOP)] = tensor
     if config.tied_head:
@@ -85,9 +102,12 @@ def from_hf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
     if config.family == "gpt2":
         matrices = (".qkv.weight", ".out.weight", ".up.weight", ".down.weight")
         _each(weights, lambda name: name.endswith(matrices), _transpose)
-    if config.family == "gemma3":  # stored as weight - 1
-        _each(weights, lambda name: name.endswith("norm.weight"), lambda t: _dense(t, t.to_float32() + np.float32(1)))
+    if config.family in ("gemma3", "qwen3_5"):  # stored as weight - 1, but for DeltaNet's own
+        _each(weights, lambda n: n.endswith("norm.weight") and not n.endswith("delta.norm.weight"), _plus_one)
     _split_fused(weights, config)
+    if config.output_gate:
+        _split_gates(weights, config)
+    _each(weights, lambda name: name.endswith("delta.conv.weight"), _without_middle)
     return weights
 
 
@@ -107,6 +127,8 @@ def from_gguf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weight
 
 def _ours(name: str, bare: str, layer_pattern: str, layer_names: Mapping[str, str], top: Mapping[str, str]) -> str:
     stem, _, kind = bare.rpartition(".")
+    if kind in ("A_log", "dt_bias"):  # vectors without a layer of their own
+        stem, kind = bare, "weight"
     if found := re.fullmatch(layer_pattern, stem):
         if found[2] in layer_names and kind in ("weight", "bias"):
             return f"layers.{int(found[1])}.{layer_names[found[2]]}.{kind}"
@@ -141,6 +163,17 @@ def _split_fused(weights: Weights, config: ModelConfig) -> None:
                 raise UnsupportedModel(f"{tensor.name} has shape {tensor.shape}, {first} rows are needed", "")
 
 
+def _split_gates(weights: Weights, config: ModelConfig) -> None:
+    """Qwen3.5's q_proj has for each head the query's rows, then those of its output gate: two matrices."""
+    rows = np.arange(2 * config.num_heads * config.head_dim).reshape(config.num_heads, 2, config.head_dim)
+    for name in [name for name in weights if name.endswith(".attn.q.weight")]:
+        tensor = weights.pop(name)
+        if tensor.shape[:1] != (rows.size,):
+            raise UnsupportedModel(f"{tensor.name} has shape {tensor.shape}, {rows.size} rows are needed", "")
+        weights[name] = tensor.take_rows(rows[:, 0].ravel())
+        weights[name.replace("attn.q", "attn.gate")] = tensor.take_rows(rows[:, 1].ravel())
+
+
 def _unpermute_rotary(weights: Weights, config: ModelConfig) -> None:
     """GGUF stores Llama's q and k rows with the two of a rotary pair side by side; put them half a head apart."""
     half = config.head_dim // 2
@@ -152,8 +185,18 @@ def _unpermute_rotary(weights: Weights, config: ModelConfig) -> None:
             weights[name] = tensor.take_rows(rows)
 
 
+def _plus_one(tensor: StoredTensor) -> StoredTensor:
+    return _dense(tensor, tensor.to_float32() + np.float32(1))
+
+
 def _transpose(tensor: StoredTensor) -> StoredTensor:
     return _dense(tensor, np.ascontiguousarray(tensor.to_float32().T))
+
+
+def _without_middle(tensor: StoredTensor) -> StoredTensor:
+    """A depthwise convolution's (channels, 1, taps) → (channels, taps)."""
+    fits = len(tensor.shape) == 3 and tensor.shape[1] == 1
+    return replace(tensor, shape=(tensor.shape[0], tensor.shape[2])) if fits else tensor
 
 
 def _dense(tensor: StoredTensor, values: Floats) -> StoredTensor:
