@@ -29,10 +29,10 @@ TOLERANCE = 1e-4
 
 def tiny(layout: str) -> LayaNetwork:
     settings = json.loads((GOLDEN / layout / "encoder" / "config.json").read_text())
-    trunk_names, head = laya_from_hf(read_safetensors(GOLDEN / layout))
+    tensors = laya_from_hf(read_safetensors(GOLDEN / layout))
     config = encoder_config_from_hf(settings)
-    trunk, _ = encoder_from_hf(config.family, trunk_names)
-    return make_laya(LayaConfig(config, HEAD_LAYERS[layout], actions=2), trunk, head, threads=2)
+    trunk, _ = encoder_from_hf(config.family, tensors.trunk)
+    return make_laya(LayaConfig(config, HEAD_LAYERS[layout], actions=2), trunk, tensors.head, threads=2)
 
 
 def recorded(layout: str) -> list[list[dict[str, Any]]]:

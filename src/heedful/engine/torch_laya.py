@@ -8,21 +8,30 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from heedful.engine.torch_embed import make_encoder, place_weights
+from heedful.engine.torch_embed import build_encoder, place_weights
 from heedful.kernels.attention import Attend
 from heedful.kernels.option_attention import OptionAttend
 from heedful.kernels.text_attention import BidirectionalAttend, DisentangledAttend
 from heedful.models.deberta import Deberta
 from heedful.models.laya import LayaHead, LayaNetwork
 from heedful.models.laya_config import LayaConfig, LayaSequence
+from heedful.weights.lora import LoraAdapter
 from heedful.weights.names import Weights
 
 
-def make_laya(config: LayaConfig, trunk: Weights, head: Weights, *, threads: int) -> LayaNetwork:
-    """Weights by the names of weights/encoder_names.py and laya_names.py. Sets PyTorch's thread count for the whole
-    process. Raises UnsupportedModel when one is missing, extra or misshapen.
+def make_laya(
+    config: LayaConfig, trunk: Weights, head: Weights, *, updates: LoraAdapter | None = None, threads: int
+) -> LayaNetwork:
+    """Weights by the names of weights/encoder_names.py and laya_names.py; updates are added to the trunk's. Sets
+    PyTorch's thread count for the whole process. Raises UnsupportedModel when one is missing, extra or misshapen.
     """
-    return LayaNetwork(make_encoder(config.trunk, trunk, threads=threads), build_head(config, head))
+    torch.set_num_threads(threads)
+    encoder = build_encoder(config.trunk, trunk)
+    if updates is not None:
+        updates.merge_into((name, slot.numpy()) for name, slot in encoder.weight_slots())
+    if isinstance(encoder, Deberta):
+        encoder.fix_positions()
+    return LayaNetwork(encoder, build_head(config, head))
 
 
 def build_head(config: LayaConfig, weights: Weights) -> LayaHead:

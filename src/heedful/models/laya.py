@@ -38,8 +38,10 @@ class HeadBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """(T, C) → (T, C), or of these rows alone, int64 (M,) → (M, C)."""
         x = x + self.attn(self.attn_norm(x), attend)
+        x = x if rows is None else x[rows]
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -80,9 +82,9 @@ class LayaHead(nn.Module):
     def forward(self, hidden: Tensor, question_types: Tensor, markers: Tensor, attend: Attend) -> Tensor:
         """Hidden states (T, C) of the trunk; question_types int64 (T,); markers int64 (M,), places in T → (M,)."""
         x = hidden + self.type_embed(question_types)
-        for block in self.layers:
+        for block in self.layers[:-1]:
             x = block(x, attend)
-        return self.scorer(x[markers])  # type: ignore[no-any-return]
+        return self.scorer(self.layers[-1](x, attend, markers))  # type: ignore[no-any-return]
 
     def weight_slots(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by the name of weights/laya_names.py, with the parameter it belongs in."""

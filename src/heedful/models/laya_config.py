@@ -42,6 +42,20 @@ class LayaConfig:
 
 
 @dataclass(frozen=True)
+class LayaLayout:
+    """How a question is laid out for a model. Lengths are in tokens."""
+
+    max_len: int
+    """Of a question with its options and its state."""
+    head_max_len: int
+    """Of the question with its options, as far as they can be cut to it."""
+    positions: int
+    """The trunk has so many."""
+    parallel: bool = False
+    """Options begin at one position and do not see each other: their order cannot matter."""
+
+
+@dataclass(frozen=True)
 class LayaSequence:
     """One question with its options and its state, as tokens."""
 

@@ -1,4 +1,4 @@
-"""A Laya checkpoint's foreign weight names to ours, once, at the border: the trunk's and the head's apart.
+"""A Laya checkpoint's foreign weight names to ours, once, at the border: the trunk's, its updates', the head's.
 
 Our names of the head: type_embed, layers.N.{attn_norm, attn.qkv, attn.out, mlp_norm, mlp.up, mlp.down}, scorer.{norm,
 dense, out}, act.{dense, out}; each with .weight or .bias. Matrices are (out, in).
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from heedful.errors import UnsupportedModel
 from heedful.weights.names import Weights
-from heedful.weights.tensor import StoredTensor
+from heedful.weights.tensor import StoredTensor, brief
 
-TRUNK_PREFIX = "encoder."
+_TRUNK = "encoder."
 _LAYER = {
     "self_attn.in_proj_weight": "attn.qkv.weight",
     "self_attn.in_proj_bias": "attn.qkv.bias",
@@ -45,19 +46,37 @@ _BUFFERS = ("temperature",)
 """Ones; the fitted temperatures stand in the config."""
 
 
-def laya_from_hf(stored: Mapping[str, StoredTensor]) -> tuple[Weights, Weights]:
-    """(trunk by its family's names without the prefix, head by our names) of a checkpoint.
+@dataclass(frozen=True)
+class LayaTensors:
+    """A checkpoint's tensors by what they belong to."""
 
-    Raises UnsupportedModel for a name nobody knows.
-    """
+    trunk: Weights
+    """By its family's names there, without the prefix."""
+    updates: Mapping[str, tuple[StoredTensor, StoredTensor]]
+    """(A, B) of low-rank updates W += scale · B A, by the trunk's layer, named as `trunk` is."""
+    head: Weights
+    """By our names."""
+
+
+def laya_from_hf(stored: Mapping[str, StoredTensor]) -> LayaTensors:
+    """Raises UnsupportedModel for a name nobody knows, and for half an update."""
     trunk: Weights = {}
+    sides: dict[str, dict[str, StoredTensor]] = {}
     head: Weights = {}
     for name, tensor in stored.items():
-        if name.startswith(TRUNK_PREFIX):
-            trunk[name.removeprefix(TRUNK_PREFIX)] = tensor
-        elif name not in _BUFFERS:
-            head[_ours(name)] = tensor
-    return trunk, head
+        bare = name.removeprefix(_TRUNK)
+        layer, _, side = bare.rpartition(".lora_")
+        if bare == name:
+            if name not in _BUFFERS:
+                head[_ours(name)] = tensor
+        elif side in ("A", "B"):
+            sides.setdefault(layer, {})[side] = tensor
+        else:
+            trunk[bare] = tensor
+    for layer, of_layer in sides.items():
+        if len(of_layer) != 2:
+            raise UnsupportedModel(f"there is one of two matrices of the update of {layer}", "The file is incomplete.")
+    return LayaTensors(trunk, {layer: (both["A"], both["B"]) for layer, both in sides.items()}, head)
 
 
 def _ours(name: str) -> str:
@@ -66,4 +85,4 @@ def _ours(name: str) -> str:
     found = re.fullmatch(r"head\.layers\.(\d{1,4})\.(.+)", name)
     if found and found[2] in _LAYER:
         return f"layers.{int(found[1])}.{_LAYER[found[2]]}"
-    raise UnsupportedModel(f"weight {name!r:.80} has no place in a Laya model", "The file holds another architecture.")
+    raise UnsupportedModel(f"weight {brief(name)} has no place in a Laya model", "The file holds another architecture.")
