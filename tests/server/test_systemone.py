@@ -51,7 +51,11 @@ def locked(tiny_dir: Path, scripted: Scripted) -> Iterator[RunningServer]:
 
 def ask(server: RunningServer, body: Any, **headers: str) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = httpx.post(server.url + PATH, content=content, headers=headers, timeout=60)
+    return checked(httpx.post(server.url + PATH, content=content, headers=headers, timeout=60))
+
+
+def checked(answer: httpx.Response) -> httpx.Response:
+    """It has what every answer of the route has."""
     assert answer.headers["x-typesafe-request-id"].startswith("req_")
     assert answer.headers["content-type"] == "application/json"
     answer.json()
@@ -300,7 +304,7 @@ def test_compressed_bodies_that_are_none(deciding: RunningServer, encoding: str)
         answer = ask(deciding, content, **{"content-encoding": encoding})
         assert answer.status_code == 400, content
         assert encoding in answer.json()["detail"]["message"]
-    bomb = ask(deciding, compress(b" " * (100 << 20)), **{"content-encoding": encoding})
+    bomb = ask(deciding, compress(b" " * (40 << 20)), **{"content-encoding": encoding})
     assert bomb.status_code == 413
     assert "16,777,216 bytes" in bomb.json()["detail"]["message"]
 
@@ -438,9 +442,15 @@ TEMPLATE: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def http(deciding: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=deciding.url, timeout=60) as made:
+        yield made
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_any_json_anywhere(deciding: RunningServer, data: st.DataObject) -> None:
+def test_any_json_anywhere(http: httpx.Client, data: st.DataObject) -> None:
     body = json.loads(json.dumps(TEMPLATE))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.sampled_from(list(paths_of(body))))
@@ -448,7 +458,7 @@ def test_any_json_anywhere(deciding: RunningServer, data: st.DataObject) -> None
         for key in place[:-1]:
             holder = holder[key]
         holder[place[-1]] = data.draw(VALUES)
-    answer = ask(deciding, body)
+    answer = checked(http.post(PATH, content=json.dumps(body)))
     assert answer.status_code in (200, 400, 422), answer.text
     if answer.status_code == 422:
         assert all(issue["loc"][0] == "body" and issue["msg"] and issue["type"] for issue in answer.json()["detail"])
