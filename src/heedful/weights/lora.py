@@ -1,0 +1,152 @@
+"""LoRA adapters in the layout of the peft package: read with distrust, then added to the weights they belong to.
+
+    adapter = read_lora(folder, config)
+    adapter.merge_into(slots)       # W += scale · B A, in float32, once
+
+(LoRA: arXiv:2106.09685.) Parts of an adapter that such a sum cannot express are refused by their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from heedful.errors import UnsupportedModel
+from heedful.models.config import ModelConfig
+from heedful.weights.load import read_json
+from heedful.weights.names import from_hf
+from heedful.weights.quantize import Floats
+from heedful.weights.safetensors_file import read_safetensors
+from heedful.weights.tensor import StoredTensor, brief
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+
+_NOT_MERGED = (
+    "alpha_pattern",
+    "alora_invocation_tokens",
+    "fan_in_fan_out",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+)
+"""Settings of parts that are not read here; so are all `use_…`, which name other formulas (rsLoRA, DoRA, …), and all
+`…_config` but those of how the matrices were initialised."""
+_OF_INITIALISATION = ("corda_config", "eva_config", "loftq_config", "lora_ga_config")
+_KEEPS_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights; others (PiSSA, OLoRA, LoftQ, …) change the base's own weights."""
+_PREFIX = "base_model.model."
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_REMEDY = "Merge the adapter with the tool that made it, and give the merged model."
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """An update B A of one matrix."""
+
+    a: Floats
+    """(r, in)."""
+    b: Floats
+    """(out, r)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.b), self.a.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class LoraAdapter:
+    scale: float
+    """alpha / r."""
+    updates: Mapping[str, LowRank]
+    """By the names of weights/names.py."""
+
+    def merge_into(self, slots: Iterable[tuple[str, Floats]]) -> None:
+        """Adds each update, in place, to the float32 matrix of its name. Raises UnsupportedModel for a matrix that is
+        not there or has another shape.
+        """
+        left = dict(self.updates)
+        for name, slot in slots:
+            if (update := left.pop(name, None)) is None:
+                continue
+            if slot.shape != update.shape:
+                raise UnsupportedModel(
+                    f"the adapter's update of {name} has shape {update.shape}, the base's matrix {slot.shape}",
+                    "Adapter and base do not belong together.",
+                )
+            slot += self.scale * (update.b @ update.a)
+        if left:
+            raise UnsupportedModel(
+                f"the base has no matrices {', '.join(list(left)[:5])}, which the adapter updates",
+                "Adapter and base do not belong together.",
+            )
+
+
+def read_lora(folder: Path, config: ModelConfig) -> LoraAdapter:
+    """The adapter in `folder` for a base of this config.
+
+    Raises SourceError or FileFormatError for files that are missing or damaged, UnsupportedModel for an adapter that
+    is not a plain LoRA, or not of such a base.
+    """
+    settings = read_json(folder / CONFIG_NAME)
+    _require_plain(settings)
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise UnsupportedModel(f"{CONFIG_NAME} has r {brief(rank)}, which is no rank", "The file is damaged.")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
+        raise UnsupportedModel(f"{CONFIG_NAME} has lora_alpha {brief(alpha)}, which is no number", "It is damaged.")
+    return LoraAdapter(alpha / rank, _by_our_names(_pairs(read_safetensors(folder / WEIGHTS_NAME), rank), config))
+
+
+def _require_plain(settings: Mapping[str, Any]) -> None:
+    if settings.get("peft_type") != "LORA":
+        raise UnsupportedModel(f"the adapter is of the kind {brief(settings.get('peft_type'))}, not LORA", _REMEDY)
+    if settings.get("bias", "none") != "none":
+        raise UnsupportedModel(f"the adapter has bias {brief(settings['bias'])}, only 'none' is read", _REMEDY)
+    if settings.get("init_lora_weights", True) not in _KEEPS_THE_BASE:
+        how = brief(settings["init_lora_weights"])
+        raise UnsupportedModel(f"the adapter has init_lora_weights {how}, which changes the base", _REMEDY)
+    for name, value in settings.items():
+        of_config = name.endswith("_config") and name not in _OF_INITIALISATION
+        if value and (name in _NOT_MERGED or name.startswith("use_") or of_config):
+            raise UnsupportedModel(f"the adapter has {brief(name)} {brief(value)}, which is not read here", _REMEDY)
+
+
+def _pairs(stored: Mapping[str, StoredTensor], rank: int) -> dict[str, tuple[StoredTensor, StoredTensor]]:
+    """(A, B) by the name of the layer they update, checked to fit each other."""
+    sides: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in stored.items():
+        found = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_(A|B)\.weight", name)
+        if found is None:
+            raise UnsupportedModel(f"the adapter has a tensor {brief(name)}, which is no LoRA matrix", _REMEDY)
+        if tensor.format_name not in _FLOATS:
+            raise UnsupportedModel(f"{name} is stored as {tensor.format_name}", f"Read are {', '.join(_FLOATS)}.")
+        sides.setdefault(found[1], {})[found[2]] = tensor
+    if not sides:
+        raise UnsupportedModel("the adapter updates nothing", "The file is incomplete.")
+    for layer, of_layer in sides.items():
+        if len(of_layer) != 2:
+            raise UnsupportedModel(f"the adapter has one of two matrices for {layer}", "The file is incomplete.")
+        a, b = of_layer["A"], of_layer["B"]
+        if not (len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] == rank):
+            raise UnsupportedModel(
+                f"the adapter's matrices for {layer} have shapes {a.shape} and {b.shape}, of rank {rank}",
+                "The file is damaged.",
+            )
+    return {layer: (of_layer["A"], of_layer["B"]) for layer, of_layer in sides.items()}
+
+
+def _by_our_names(pairs: Mapping[str, tuple[StoredTensor, StoredTensor]], config: ModelConfig) -> dict[str, LowRank]:
+    """B has a row for each row of the base's matrix, so it goes the way of that matrix: renamed, fused ones split."""
+    ours = from_hf({f"{layer}.weight": b for layer, (_, b) in pairs.items()}, config)
+    layers = {name: b.name.removeprefix(_PREFIX).removesuffix(".lora_B.weight") for name, b in ours.items()}
+    if lost := set(pairs) - set(layers.values()):  # a head that is the embedding too
+        raise UnsupportedModel(f"the adapter updates {sorted(lost)[0]}, which this base has not by itself", _REMEDY)
+    return {name: LowRank(pairs[layers[name]][0].to_float32(), b.to_float32()) for name, b in ours.items()}
