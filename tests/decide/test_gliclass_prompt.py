@@ -12,8 +12,9 @@ import pytest
 import tokenizers
 
 from heedful.decide.gliclass import GLiClass
-from heedful.decide.gliclass_prompt import Ask, BiReader, Example, TooLongToJudge, UniReader, flat_labels
+from heedful.decide.gliclass_prompt import Ask, BiReader, Example, UniReader, flat_labels
 from heedful.decide.question import Choice
+from heedful.decide.statements import TooLongToJudge
 from heedful.errors import BadParameter, ContextOverflow, UnsupportedModel
 from heedful.weights.load_gliclass import MARKS, LoadedGLiClass, load_gliclass
 

@@ -4,11 +4,9 @@
     decider.decide("I was charged twice", [Choice("team", ["billing", "returns"], "Who answers?")])
     decider.classify(["I was charged twice"], ["billing", "returns"], multi_label=True).probabilities
 
-A question's instructions are the prompt that the model reads between labels and text. A choice's labels are its options
-with their descriptions, a score's its levels; one is right: softmax. A noul of which both sides are described is a
-choice of the two descriptions. Otherwise its statement is the one label, and its logit's sigmoid the probability: the
-description of the side that has one, else the instructions, which then are no prompt. A noul that says nothing is
-"yes" or "no".
+A question's labels are its statements (statements.py): one of them is right, softmax; a noul's one statement is a label
+alone, and its logit's sigmoid the probability. The instructions, where they are not that statement, are the prompt that
+the model reads between labels and text.
 """
 
 from __future__ import annotations
@@ -27,8 +25,9 @@ from heedful.decide.calibrate import Calibration, softmax
 from heedful.decide.decider import DecisionModel
 from heedful.decide.gliclass_pass import BiEncoder, Judged, LabelJudge, UniEncoder
 from heedful.decide.gliclass_prompt import Ask, BiReader, Example, UniReader, flat_labels, listed_examples
-from heedful.decide.question import Choice, Noul, Question, State, check_state, checked_questions, json_text
+from heedful.decide.question import Question, State, check_state, checked_questions, json_text
 from heedful.decide.receipt import DecisionReceipt, encoder_decision_receipt
+from heedful.decide.statements import Statements, statements_of
 from heedful.engine.pooled import require_list, require_torch, threads_or_all
 from heedful.errors import BadParameter
 from heedful.text.tokenizer import Tokenizer
@@ -188,36 +187,22 @@ class GLiClass(DecisionModel):
 
     def _ask(self, state: State, questions: tuple[Question, ...]) -> tuple[list[tuple[float, ...]], Judged]:
         check_state(state)
-        text = json_text(state)
-        asks = [Ask(f"the state with question {q.name!r:.40}", text, *_labels_and_prompt(q)) for q in questions]
+        text, statements = json_text(state), [statements_of(question) for question in questions]
+        asks = [
+            Ask(f"the state with question {question.name!r:.40}", text, asked.texts, _prompt(asked))
+            for question, asked in zip(questions, statements, strict=True)
+        ]
         judged = self._judge(asks, truncate=self.truncate)
-        return [_both_sides(q, row) for q, row in zip(questions, judged.logits, strict=True)], judged
+        logits = [
+            asked.sides(row[0], 0.0) if asked.alone else row
+            for asked, row in zip(statements, judged.logits, strict=True)
+        ]
+        return logits, judged
 
 
-def _labels_and_prompt(question: Question) -> tuple[tuple[str, ...], str]:
-    """As the model is asked: one label an option, or a noul's one statement. The prompt ends its line: a uni-encoder
-    would read it and the state's first word as one.
-    """
-    instructions = json_text(question.instructions) if question.instructions else ""
-    prompt = f"{instructions}\n" if instructions else ""
-    if isinstance(question, Choice):
-        described = question.described().items()
-        return tuple(f"{name}: {json_text(meaning)}" if meaning else name for name, meaning in described), prompt
-    if isinstance(question, Noul):
-        false, true = (json_text(meaning) if meaning else "" for meaning in (question.false, question.true))
-        if false and true:
-            return (false, true), prompt
-        if false or true:
-            return (false or true,), prompt
-        return ((instructions,) if instructions else ("no", "yes")), ""
-    return tuple(map(json_text, question.levels)), prompt
-
-
-def _both_sides(question: Question, logits: tuple[float, ...]) -> tuple[float, ...]:
-    """By label: a noul's one statement is about "true", or, where that side alone is described, about "false"."""
-    if not isinstance(question, Noul) or len(logits) == 2:
-        return logits
-    return (logits[0], 0.0) if question.false and not question.true else (0.0, logits[0])
+def _prompt(asked: Statements) -> str:
+    """It ends its line: a uni-encoder would read its last word and the state's first one as one."""
+    return f"{asked.instructions}\n" if asked.instructions else ""
 
 
 def _labels_of(texts: ListLike[str], labels: Any) -> list[tuple[str, ...]]:

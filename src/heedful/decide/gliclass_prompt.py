@@ -13,8 +13,9 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import Any
 
+from heedful.decide.statements import SHORTER_LABELS, SHORTER_TEXT, TooLongToJudge
 from heedful.engine.pooled import marks_around
-from heedful.errors import BadParameter, ContextOverflow, UnsupportedModel, UsageError
+from heedful.errors import BadParameter, UnsupportedModel
 from heedful.models.gliclass_config import GLiClassConfig
 from heedful.text.chat import Segment
 from heedful.text.tokenizer import Tokenizer
@@ -22,14 +23,6 @@ from heedful.weights.load_gliclass import EXAMPLE_MARK, LABEL_MARK, TEXT_MARK
 
 _REFERENCE_TOKENS = 1024
 """Where the reference's pipeline cuts; DeBERTa without learned positions was trained and is run up to there."""
-
-
-class TooLongToJudge(ContextOverflow):
-    """A text, or its labels alone, are longer than the model takes; both numbers are in it. `what`: which one."""
-
-    def __init__(self, what: str, tokens: int, max_tokens: int, remedy: str) -> None:
-        self.prompt_tokens, self.context_len = tokens, max_tokens
-        UsageError.__init__(self, f"{what} has {tokens:,} tokens and the model takes at most {max_tokens:,}", remedy)
 
 
 @dataclass(frozen=True)
@@ -121,17 +114,9 @@ def fitted(ask: Ask, whole: list[int], frame: int, tail: int, max_tokens: int, t
     if len(whole) <= max_tokens:
         return Read(whole)
     if frame > max_tokens:
-        raise TooLongToJudge(
-            f"{ask.what} without its text", frame, max_tokens, "Ask with fewer or shorter labels: these are never cut."
-        )
+        raise TooLongToJudge(f"{ask.what} without its text", frame, max_tokens, SHORTER_LABELS)
     if not truncate:
-        raise TooLongToJudge(
-            ask.what,
-            len(whole),
-            max_tokens,
-            "Shorten the text, or allow cutting it with --truncate (Python: truncate=True), which keeps its beginning "
-            "and says how many tokens it dropped.",
-        )
+        raise TooLongToJudge(ask.what, len(whole), max_tokens, SHORTER_TEXT)
     end = len(whole) - tail
     return Read([*whole[: max_tokens - tail], *whole[end:]], len(whole) - max_tokens)
 
