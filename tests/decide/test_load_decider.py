@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from heedful.decide import Jev, Likelihood, load
+from heedful.decide import Choice, Jev, Likelihood, Noul, Score, load
 from heedful.decide.calibrate import Calibration
 from heedful.decide.calibration_file import kept_path, write_calibration
+from heedful.decide.decider import HasLogits
 from heedful.decide.identity import decider_sha256
 from heedful.decide.load import default_decider, find_decider, kind_of, load_decider
 from heedful.errors import BadParameter, SourceError, UnknownModel
@@ -64,6 +66,36 @@ def test_a_chat_model_with_its_options(chat: Path) -> None:
     assert (decider.orders, decider.calibration, decider.name) == (3, calibration, str(chat))
 
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "decisions"
+ABOUT = [
+    Choice("team", ["billing", "returns", "other"]),
+    Score("anger", ["calm", "angry"]),
+    Noul("refund", "a refund?"),
+]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("laya/sequential", "Laya"), ("kev/adapter", "Kev"), ("gliclass/deberta_simple", "GLiClass"), ("", "Likelihood")],
+)
+def test_every_kind_gives_answers_at_the_calibration_it_is_loaded_with(folder: str, name: str, chat: Path) -> None:
+    path = str(GOLDEN / folder) if folder else str(chat)
+    decider = load_decider(path, threads=1, calibration=Calibration(dict.fromkeys(["choice", "score", "noul"], 2.0)))
+    assert type(decider).__name__ == name
+    assert isinstance(decider, HasLogits)
+    assert decider.calibration.temperature("noul", 2) == 2.0
+    answers = decider.decide("money", ABOUT).to_dict()
+    assert answers["model"] == decider.name == path
+    logits = decider.logits("money", ABOUT)
+    assert [len(of) for of in logits] == [3, 2, 2]
+    for question, of in zip(ABOUT, logits, strict=True):
+        shares = np.exp((np.array(of) - max(of)) / 2.0)
+        shares /= shares.sum()
+        found = answers["answers"][question.name]
+        probabilities = [1 - found["noul"], found["noul"]] if "noul" in found else list(found["probabilities"].values())
+        assert probabilities == pytest.approx(shares.tolist(), abs=1e-5)
+
+
 def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TYPESAFE_API_KEY", "k")
     for name in ("jev", "http://127.0.0.1:1", "https://x.example/base"):
@@ -79,7 +111,6 @@ def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("jev", {"truncate": True}, "truncate", "means nothing to jev, a System One server"),
         ("http://x", {"calibration": Calibration()}, "calibration", "it sends probabilities"),
         ("http://x", {"calibration": "some.json"}, "calibration", "it sends probabilities"),
-        ("laya", {"orders": 1}, "orders", "a Laya checkpoint"),
         ("kev", {"orders": 1}, "orders", "a Kev adapter"),
         ("gliclass", {"orders": 1}, "orders", "a GLiClass model"),
         ("classifier", {"orders": 1}, "orders", "a sequence classifier"),

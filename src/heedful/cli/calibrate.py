@@ -38,7 +38,7 @@ def calibrate(
         bool | None,
         typer.Option("--save/--no-save", help="Keep it for `heedful decide`; default: when it is no worse."),
     ] = None,
-    orders: Annotated[int | None, typer.Option("--orders", help="Chat models: as `heedful decide --orders`.")] = None,
+    orders: Annotated[int | None, typer.Option("--orders", help="As `heedful decide --orders`.")] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

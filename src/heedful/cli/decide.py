@@ -46,7 +46,7 @@ def decide(
         ),
     ] = None,
     orders: Annotated[
-        int | None, typer.Option("--orders", help="Chat models: show options in so many orders and average.")
+        int | None, typer.Option("--orders", help="Chat models, Laya: show options in so many orders and average.")
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a state that does not fit; say how much.")] = False,
     calibration: Annotated[

@@ -34,6 +34,3 @@ class HasLogits(Protocol):
     def logits(self, state: State, questions: Iterable[Question]) -> list[tuple[float, ...]]:
         """Of each question one number a label, in `question.labels` order, before any temperature."""
         ...
-
-
-Decider = DecisionModel

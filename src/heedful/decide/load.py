@@ -39,7 +39,7 @@ class _Kind:
 
 
 _KINDS = {
-    "laya": _Kind("laya:Laya", "a Laya checkpoint", frozenset({"truncate"})),
+    "laya": _Kind("laya:Laya", "a Laya checkpoint", frozenset({"orders", "truncate"})),
     "kev": _Kind("kev:Kev", "a Kev adapter"),
     "gliclass": _Kind("gliclass:GLiClass", "a GLiClass model", frozenset({"truncate"})),
     "classifier": _Kind("classifier:ClassifierDecider", "a sequence classifier", frozenset({"truncate"})),
@@ -106,9 +106,9 @@ def load_decider(
 ) -> DecisionModel:
     """The decider called `name`, as find_decider() knows names.
 
-    orders: chat models show the options in so many orders, and average. threads: default all that the process may use.
-    truncate: cut what does not fit, and count in the receipt what was dropped; else it is refused. calibration:
-    temperatures, a file of them, "kept" or "none".
+    orders: chat models and Laya checkpoints show the options in so many orders, and average. threads: default all that
+    the process may use. truncate: cut what does not fit, and count in the receipt what was dropped; else it is refused.
+    calibration: temperatures, a file of them, "kept" or "none".
     Raises BadParameter for an option that means nothing to a decider of this kind, and for a calibration of another
     one; SourceError, FileFormatError, UnsupportedModel.
     """
