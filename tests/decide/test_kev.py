@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kev_cases import (
     network_of,
     recorded_input,
     request_of,
+    requests_of,
 )
 from safetensors.torch import load_file
 
@@ -46,6 +48,8 @@ from heedful.weights.lora import LoraAdapter
 
 PROBABILITIES = {ATTENTION: 2e-4, HYBRID: 5e-5}
 HIDDEN, LOGITS = 3e-4, 5e-4
+WHOLE = [pytest.param(*case, id=name) for case, name in zip(CASES, IDS, strict=True) if "long_state" not in name]
+"""Those whose state was not cut when they were recorded."""
 
 
 def whole_row(decoder: Any, row: list[int]) -> torch.Tensor:
@@ -89,9 +93,7 @@ def shares_of(answer: Answer) -> list[float]:
     return list(probabilities.values() if isinstance(probabilities, dict) else probabilities)
 
 
-@pytest.mark.parametrize(
-    ("folder", "request_"), [case for case in CASES if case[1]["name"] != "long_state"], ids=lambda case: ""
-)
+@pytest.mark.parametrize(("folder", "request_"), WHOLE)
 def test_answers_are_the_recorded_ones(folder: str, request_: dict[str, Any]) -> None:
     questions = questions_from_json(request_["questions"])
     answers = kev_of(folder).decide(request_["state"], questions)
@@ -140,6 +142,19 @@ def test_company_and_order_change_nothing(folder: str) -> None:
         (alone,) = kev_of(folder).logits(request["state"], [question])
         assert a == pytest.approx(alone, abs=5e-5)
         assert b == pytest.approx(alone, abs=5e-5)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_threads_may_share_one(folder: str) -> None:
+    requests = [request for request in requests_of(folder) if request["name"] != "long_state"]
+
+    def found(request: dict[str, Any]) -> list[tuple[float, ...]]:
+        return kev_of(folder).logits(request["state"], questions_from_json(request["questions"]))
+
+    with ThreadPoolExecutor(4) as pool:
+        for request, logits in zip(requests, pool.map(found, requests), strict=True):
+            recorded = [expected["logits"] for expected in request["questions_expected"].values()]
+            assert [list(of_one) for of_one in logits] == [pytest.approx(of_one, abs=LOGITS) for of_one in recorded]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from kev_cases import (
-    ATTENTION,
-    GOLDEN,
-    kev_of,
-)
+from kev_cases import ATTENTION, GOLDEN, kev_of
 from safetensors.torch import load_file, save_file
 
 from heedful.decide.kev import Kev
 from heedful.decide.question import Noul
 from heedful.errors import FileFormatError, HeedfulError, SourceError, UnsupportedModel
 from heedful.testing import make_tiny_model
+from heedful.weights.hub import needed_paths
+from heedful.weights.source_names import HubRepo
 
 
 @pytest.fixture
@@ -78,6 +76,11 @@ def test_the_hub_is_asked_for_the_revision_it_was_trained_on(
     with pytest.raises(SourceError, match="not here"):
         load_small(folder)
     assert asked == [f"hf:org/some-base{at}"]
+
+
+def test_the_hub_is_asked_for_the_head_too() -> None:
+    adapter = sorted(path.name for path in (GOLDEN / ATTENTION / "adapter").iterdir())
+    assert needed_paths(HubRepo("org/kev"), [*adapter, "pytorch_model.pt", "README.md"]) == adapter
 
 
 def change_json(path: Path, **values: Any) -> None:

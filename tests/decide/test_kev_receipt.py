@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kev_cases import (
-    ATTENTION,
-    FOLDERS,
-    HYBRID,
-    SEVERAL,
-    kev_of,
-    network_of,
-    recorded_input,
-    request_of,
-)
+from kev_cases import ATTENTION, FOLDERS, HYBRID, SEVERAL, kev_of, network_of, recorded_input, request_of
 
 from heedful.cost.energy import estimate_energy
 from heedful.decide.kev_receipt import KevPasses, kev_receipt

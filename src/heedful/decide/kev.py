@@ -9,7 +9,6 @@ Format: github.com/jaredpalmer/kev. Torch is imported when one is loaded. Thread
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import isfinite
 from threading import Lock
 from time import perf_counter, process_time
@@ -38,7 +37,7 @@ Logits = list[tuple[float, ...]]
 
 class Kev(DecisionModel):
     """calibration: temperatures fitted for this model, default the checkpoint's own. cache: keeps the last state, for
-    questions asked of it later. digits: round probabilities. limits: in tokens; what is longer is refused.
+    questions asked of it later. digits: round probabilities.
     """
 
     def __init__(
@@ -50,13 +49,12 @@ class Kev(DecisionModel):
         calibration: Calibration | None = None,
         cache: StateCache | None = None,
         digits: int | None = None,
-        limits: Limits = Limits(),  # noqa: B008  # frozen
     ) -> None:
         self._name = name
         self._tokenizer = tokenizer
         self._network = network
         self._config = network.decoder.config
-        self._reader = KevReader(tokenizer, replace(limits, row=min(limits.row, self._config.context_len)))
+        self._reader = KevReader(tokenizer, Limits(row=min(Limits.row, self._config.context_len)))
         self._cache = cache
         self._lock = Lock()
         self.calibration = calibration or Calibration(dict.fromkeys(TYPES, network.temperature))

@@ -99,8 +99,8 @@ def run_branches(decoder: AnyDecoder, state: SharedState, branches: Sequence[Seq
     """Hidden states after the last norm (T, C) of each branch, all in one pass; the state stays as it is."""
     lengths = [len(branch) for branch in branches]
     state.make_room(max(lengths))
-    ends = [state.recurrent.copy() for _ in branches]
-    return _run(decoder, state, branches, StatefulRecur(lengths, [state.recurrent] * len(branches), ends))
+    starts, ends = ([one] * len(branches) for one in (state.recurrent, state.recurrent.copy()))
+    return _run(decoder, state, branches, StatefulRecur(lengths, starts, ends))  # where a branch ends is of no use
 
 
 @torch.inference_mode()

@@ -21,7 +21,16 @@ from heedful.weights.model_cache import StoredFile, disk_full, require_room, wri
 from heedful.weights.progress import Transfer
 from heedful.weights.source_names import HubRepo, is_safe_relative_path
 
-_NEEDED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*/tokenizer.model", "*vocab.txt", "*merges.txt")
+_NEEDED = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "*/tokenizer.model",
+    "*vocab.txt",
+    "*merges.txt",
+    "head.pt",  # Kev's, opened for tensors alone
+)
 _NOT_NEEDED = ("onnx/*", "openvino/*", "original/*", "consolidated*", "*/consolidated*")  # the same weights once more
 
 _UNANSWERED = re.compile(

@@ -19,7 +19,6 @@ TRAINING_NAME = "training_config.json"
 
 @dataclass(frozen=True, eq=False)
 class LoadedKev:
-    name: str
     path: Path
     """The folder with the head's file."""
     base: LoadedModel
@@ -50,7 +49,7 @@ def load_kev(name: str, *, base: str | None = None, accept_licence: bool = False
             f"the tokenizer has {tokenizer.vocab_size:,} tokens, the base embeds {loaded.config.vocab_size:,}",
             "Adapter and base do not belong together.",
         )
-    return LoadedKev(name, folder, loaded, tokenizer, read_lora(folder, loaded.config), training)
+    return LoadedKev(folder, loaded, tokenizer, read_lora(folder, loaded.config), training)
 
 
 def _base_of(folder: Path, settings: Mapping[str, Any], training: Mapping[str, Any]) -> str:
