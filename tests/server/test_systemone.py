@@ -448,7 +448,7 @@ def http(deciding: RunningServer) -> Iterator[httpx.Client]:
         yield made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_json_anywhere(http: httpx.Client, data: st.DataObject) -> None:
     body = json.loads(json.dumps(TEMPLATE))
