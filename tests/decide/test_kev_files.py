@@ -95,12 +95,12 @@ def change_head(**values: Any) -> Callable[[Path], None]:
     return change
 
 
-def replace_head(data: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / "head.pt").write_bytes(data) and None  # type: ignore[func-returns-value]
+def replace_head(data: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "head.pt").write_bytes(data)
 
 
-def without(*names: str) -> Callable[[Path], None]:
-    return lambda folder: [(folder / name).unlink() for name in names] and None  # type: ignore[func-returns-value]
+def without(*names: str) -> Callable[[Path], Any]:
+    return lambda folder: [(folder / name).unlink() for name in names]
 
 
 class RunsCode:

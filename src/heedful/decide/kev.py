@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import isfinite
-from threading import Lock
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Self
 
@@ -56,7 +55,6 @@ class Kev(DecisionModel):
         self._config = network.decoder.config
         self._reader = KevReader(tokenizer, Limits(row=min(Limits.row, self._config.context_len)))
         self._cache = cache
-        self._lock = Lock()
         self.calibration = calibration or Calibration(dict.fromkeys(TYPES, network.temperature))
         self.digits = digits
 
@@ -119,7 +117,7 @@ class Kev(DecisionModel):
         check_state(state)
         read = self._reader.read(state, questions)
         meter.start()
-        with self._lock:
+        with self._network.turn:
             logits, passes = self._passes(read)
         if not all(isfinite(number) for of_one in logits for number in of_one):
             raise BadLogits(f"{self.name} computes no usable numbers for these questions", "Fetch the model again.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ _NOT_RUN = ("option_isolation", "special_embeddings")
 
 
 class KevNetwork:
-    """Threads must take turns."""
+    """Threads take turns, each holding `turn`: a shared state holds one branch at a time."""
 
     def __init__(self, decoder: AnyDecoder, head: PointerHead, temperature: float = 1.0) -> None:
         self.decoder = decoder
         self.head = head
+        self.turn = Lock()
         self.temperature = temperature
         """What logits are divided by, as it was fitted for this checkpoint."""
 
