@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.errors import BadParameter
+from heedful.cli.text_input import listed_texts, print_cut, shortened
 
 if TYPE_CHECKING:
     from heedful.engine.embedder import EmbeddingBatch
 
 DEFAULT_MODEL = "minilm"
-SHOWN_CHARACTERS = 40  # of a text beside its similarities
 
 
 def embed(
@@ -35,7 +34,7 @@ def embed(
     ] = None,
 ) -> None:
     """Turn TEXTS into vectors of length 1: of an encoder, or the mean of a decoder's hidden states."""
-    wanted = _texts(texts or [], file)
+    wanted = listed_texts("embed", texts or [], file)
     from heedful.engine.embedder import load_embedder
 
     batch = load_embedder(model, threads=threads).embed(wanted, truncate=truncate)
@@ -46,9 +45,7 @@ def embed(
     else:
         for line in _lines(wanted, batch):
             print(json.dumps(line))
-    if cut := sum(batch.dropped_tokens):
-        texts_cut = sum(map(bool, batch.dropped_tokens))
-        print(f"heedful: {cut:,} tokens of {texts_cut:,} texts were cut to fit the model", file=sys.stderr)
+    print_cut(batch.dropped_tokens)
     if receipt if receipt is not None else sys.stdout.isatty() and not json_output:
         print(batch.receipt.line(), file=sys.stderr)
 
@@ -87,37 +84,4 @@ def _print_similarities(texts: list[str], batch: EmbeddingBatch) -> None:
     print(" ".join(["".rjust(width), *(str(i + 1).rjust(width) for i in range(len(texts)))]))
     for i, row in enumerate(batch.vectors @ batch.vectors.T):
         cells = [str(i + 1).rjust(width), *(f"{number:{width}.3f}" for number in row)]
-        print(" ".join(cells) + "  " + _shortened(texts[i]))
-
-
-def _shortened(text: str) -> str:
-    line = "".join(c if c.isprintable() else " " for c in text[: SHOWN_CHARACTERS + 1])
-    return line if len(text) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
-
-
-def _texts(given: list[str], file: Path | None) -> list[str]:
-    """TEXTS, then the file's lines; lines of stdin when neither is given or TEXTS is "-". An empty line is a text."""
-    reads_stdin = given == ["-"] or (not given and file is None)
-    if reads_stdin and given != ["-"] and sys.stdin.isatty():
-        raise BadParameter("TEXT", "is missing", 'Give texts: heedful embed "one text" "another", or pipe lines in.')
-    found = [] if given == ["-"] else list(given)
-    if file is not None:
-        found += _read_lines(file, "--file")
-    if reads_stdin:
-        found += _read_lines(Path("-"), "TEXT")
-    if not found:
-        raise BadParameter("TEXT", "is missing: there are no lines", "Give at least one text.")
-    return found
-
-
-def _read_lines(path: Path, option: str) -> list[str]:
-    """Lines as editors count them; what ends the last one is not meant."""
-    try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        text = data.decode("utf-8")
-    except OSError as e:
-        raise BadParameter(option, f"{path} cannot be read: {e.strerror}") from e
-    except UnicodeDecodeError as e:
-        raise BadParameter(option, f"{path} is not UTF-8 text (byte {e.start:,})", "Convert it first.") from e
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [line.removesuffix("\r") for line in lines]
+        print(" ".join(cells) + "  " + shortened(texts[i]))

@@ -19,6 +19,7 @@ VERBS = {
     "generate": "generate",
     "chat": "chat",
     "embed": "embed",
+    "classify": "classify",
     "decide": "decide",
     "calibrate": "calibrate",
     "serve": "serve",
