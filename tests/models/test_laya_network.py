@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from heedful.engine.torch_embed import run_trunk
 from heedful.engine.torch_laya import laya_logits, make_laya, question_logits
 from heedful.errors import UnsupportedModel
 from heedful.kernels.option_attention import OptionAttend
@@ -20,6 +23,7 @@ from heedful.models.laya_config import LayaConfig, LayaSequence
 from heedful.weights.encoder_names import encoder_from_hf
 from heedful.weights.laya_names import laya_from_hf
 from heedful.weights.safetensors_file import read_safetensors
+from heedful.weights.tensor import StoredTensor
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "decisions" / "laya"
 LAYOUTS = ("sequential", "parallel")
@@ -77,6 +81,40 @@ def test_every_weight_that_an_answer_needs_has_a_gradient(layout: str) -> None:
     sum(logits.square().sum() for logits in question_logits(network, [sequence(recorded(layout)[3][0])])).backward()  # type: ignore[union-attr]
     without = {name for name, weight in network.named_parameters() if weight.grad is None}
     assert without == {f"head.act.{part}.{kind}" for part in ("dense", "out") for kind in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("family", ["bert_mlm", "deberta_v2"])
+def test_on_other_trunks_the_head_is_pytorchs_own_layers(family: str) -> None:
+    folder = GOLDEN.parent.parent / "encoders" / family
+    trunk_config = encoder_config_from_hf(json.loads((folder / "config.json").read_text()))
+    trunk_weights, _ = encoder_from_hf(trunk_config.family, read_safetensors(folder))
+    width = trunk_config.hidden_size
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(width, 1, 4 * width, batch_first=True, norm_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    types = torch.nn.Embedding(3, width)
+    norm, dense, out = torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.Linear(width, 1)
+    named = {f"head.{name}": weight for name, weight in encoder.state_dict().items()}
+    named |= {f"scorer.{at}.{name}": weight for at, module in ((0, norm), (1, dense), (3, out))
+              for name, weight in module.state_dict().items()}  # fmt: skip
+    head = laya_from_hf(
+        {name: stored(name, weight) for name, weight in {**named, "type_emb.weight": types.weight}.items()}
+    )
+    network = make_laya(LayaConfig(trunk_config, head_layers=2), trunk_weights, head.head, threads=2)
+    sequences = [LayaSequence(list(range(5, 5 + 9 * n)), [3, 7 + n], n) for n in (1, 2)]
+    found = laya_logits(network, sequences)
+    for one, logits in zip(sequences, found, strict=True):
+        ids = torch.tensor(one.ids)
+        hidden = run_trunk(network.trunk, ids, torch.arange(len(ids)), torch.zeros_like(ids), [len(ids)])
+        with torch.inference_mode():
+            x = encoder((hidden + types.weight[one.type])[None])[0][list(one.markers)]
+            expected = out(torch.nn.functional.gelu(dense(norm(x)))).squeeze(-1)
+        assert (torch.tensor(logits) - expected).abs().max() < TOLERANCE
+
+
+def stored(name: str, weight: Tensor) -> StoredTensor:
+    rows = np.ascontiguousarray(weight.detach().numpy()).view(np.uint8)
+    return StoredTensor(name, "F32", tuple(weight.shape), rows.reshape(math.prod(weight.shape[:-1]), -1))
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, sees: list[list[bool]]) -> Tensor:

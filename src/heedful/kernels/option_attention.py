@@ -21,28 +21,33 @@ class OptionAttend:
 
     def __init__(self, lengths: list[int], positions: Tensor, options: Tensor) -> None:
         self._lengths = lengths
-        self._positions = torch.split(positions, lengths)
-        self._options = torch.split(options, lengths)
+        self._questions = list(zip(torch.split(positions, lengths), torch.split(options, lengths), strict=True))
+        self._biases: dict[tuple[int, int | None], Tensor] = {}
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
     ) -> Tensor:
         assert softcap is None, softcap
         outs = []
-        questions = zip(
-            self._positions, self._options, *(torch.split(x, self._lengths) for x in (q, k, v)), strict=True
-        )
-        for positions, options, *qkv in questions:
-            query, key, value = (x.transpose(0, 1) for x in qkv)  # each (H, length, D)
-            for start in range(0, len(positions), QUERY_BLOCK):
-                block = slice(start, start + QUERY_BLOCK)
-                sees = visible(positions, options, block, window)
-                bias = torch.zeros(sees.shape, dtype=q.dtype, device=q.device).masked_fill_(~sees, float("-inf"))
-                out = F.scaled_dot_product_attention(
-                    query[None, :, block], key[None], value[None], attn_mask=bias, scale=scale
-                )
+        for question, qkv in enumerate(zip(*(torch.split(x, self._lengths) for x in (q, k, v)), strict=True)):
+            query, key, value = (x.transpose(0, 1)[None] for x in qkv)  # each (1, H, length, D)
+            for start in range(0, query.shape[2], QUERY_BLOCK):
+                bias = self._bias(question, start, window, q.dtype)
+                block = query[:, :, start : start + QUERY_BLOCK]
+                out = F.scaled_dot_product_attention(block, key, value, attn_mask=bias, scale=scale)
                 outs.append(out[0].transpose(0, 1))
         return torch.cat(outs)
+
+    def _bias(self, question: int, start: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Of the queries from `start` on. Kept for the next layer where it is of a whole question, which is short."""
+        if (kept := self._biases.get((question, window))) is not None:
+            return kept
+        positions, options = self._questions[question]
+        sees = visible(positions, options, slice(start, start + QUERY_BLOCK), window)
+        bias = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf"))
+        if len(sees) == len(positions):
+            self._biases[question, window] = bias
+        return bias
 
 
 def visible(positions: Tensor, options: Tensor, block: slice, window: int | None) -> Tensor:
