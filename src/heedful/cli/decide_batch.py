@@ -76,7 +76,7 @@ class Batch:
             return {"id": name, "error": {"type": type(error).__name__, "message": error.message}}
         self.answered += 1
         self.prompt_tokens += answers.receipt.prompt_tokens
-        return {"id": name, "asked": asked, **answers.to_dict(), "receipt": answers.receipt.to_dict()}
+        return {"id": name, **answers.to_dict(), "receipt": answers.receipt.to_dict(), "asked": asked}
 
     def _take_id(self, name: RowId, number: int) -> None:
         if name in self.lines:
