@@ -72,13 +72,13 @@ def test_configs_that_are_refused(change: dict[str, Any], said: str, tmp_path: P
     folder = copy_of("sequential", tmp_path)
     change_json(folder / "rl_agent_config.json", **change)
     with pytest.raises(UnsupportedModel, match=said):
-        Laya.load(str(folder), threads=2)
+        Laya.load(str(folder), threads=1)
 
 
 def test_temperatures_that_are_no_numbers_count_as_one(tmp_path: Path) -> None:
     folder = copy_of("sequential", tmp_path)
     change_json(folder / "rl_agent_config.json", temperature=["x", None, True], temperature_by_options=None)
-    calibration = Laya.load(str(folder), threads=2).calibration
+    calibration = Laya.load(str(folder), threads=1).calibration
     assert [calibration.temperature(kind, 3) for kind in ("choice", "score", "noul")] == [1.0] * 3
 
 
@@ -119,7 +119,7 @@ def test_weights_that_are_refused(change: Callable[[Tensors], None], said: str, 
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=said):
-        Laya.load(str(folder), threads=2)
+        Laya.load(str(folder), threads=1)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_files_that_are_missing_or_damaged(name: str, content: bytes | None, tmp
     else:
         (folder / name).write_bytes(content)
     with pytest.raises((SourceError, FileFormatError, UnsupportedModel)):
-        Laya.load(str(folder), threads=2)
+        Laya.load(str(folder), threads=1)
 
 
 @pytest.mark.parametrize("token", ["cls_token", "sep_token", "mask_token"])
@@ -164,9 +164,9 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no Laya checkpoint"):
-        Laya.load("http://127.0.0.1:1", threads=2)
+        Laya.load("http://127.0.0.1:1", threads=1)
     with pytest.raises(HeedfulError):
-        Laya.load(str(tmp_path), threads=2)
+        Laya.load(str(tmp_path), threads=1)
 
 
 # ---- on an alias ------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def small(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 def test_updates_are_added_to_the_aliased_trunk(small: tuple[Path, Head, Tensors]) -> None:
     folder, head, pairs = small
-    decider = Laya.load(str(folder), threads=2)
+    decider = Laya.load(str(folder), threads=1)
     base = load_encoder("minilm")
     trunk = build_encoder(base.config, base.weights)
     slots = dict(trunk.weight_slots())
@@ -242,7 +242,7 @@ def test_updates_are_added_to_the_aliased_trunk(small: tuple[Path, Head, Tensors
 def test_positions_of_the_trunk_bound_what_options_side_by_side_do_not(small: tuple[Path, Head, Tensors]) -> None:
     """MiniLM has 512 positions; more tokens than that fit where options share them, a longer state does not."""
     folder, _, _ = small
-    wide = Laya.load(str(folder), max_len=4096, head_max_len=3000, threads=2)
+    wide = Laya.load(str(folder), max_len=4096, head_max_len=3000, threads=1)
     names = [f"option number {i}" for i in range(255)]
     sequence = wide.packed(STATE, [Choice("which", names, "Which?")])["which"].sequence
     assert len(sequence.ids) > 1000
@@ -253,7 +253,7 @@ def test_positions_of_the_trunk_bound_what_options_side_by_side_do_not(small: tu
         wide.decide("word " * 600, [TEAM])
     with pytest.raises(HeedfulError, match="longest option do not fit into 512 positions"):
         wide.decide(STATE, [Choice("which", ["a", "b"], "word " * 600)])
-    cutting = Laya.load(str(folder), truncate=True, threads=2).packed("word " * 600, [TEAM])["team"]
+    cutting = Laya.load(str(folder), truncate=True, threads=1).packed("word " * 600, [TEAM])["team"]
     assert max(cutting.sequence.positions or ()) == 511
 
 
@@ -273,7 +273,7 @@ def test_scales_of_updates_that_are_refused(
     folder = Path(shutil.copytree(small[0], tmp_path / "copy"))
     change_json(folder / "rl_agent_config.json", **changes)
     with pytest.raises(UnsupportedModel, match=said):
-        Laya.load(str(folder), threads=2)
+        Laya.load(str(folder), threads=1)
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,13 @@ def test_updates_of_what_is_not_there_are_refused(
         tensors[f"{layer}.lora_{side}"] = np.ones(shape, np.float16)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=said):
-        Laya.load(str(folder), threads=2)
+        Laya.load(str(folder), threads=1)
 
 
 def test_the_built_in_decider_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(load, "BUILT_IN_FOLDER", tmp_path / "nothing")
     with pytest.raises(SourceError, match="comes without heedful-decider"):
-        Laya.load("heedful-decider", threads=2)
+        Laya.load("heedful-decider", threads=1)
     monkeypatch.setattr(load, "BUILT_IN_FOLDER", GOLDEN / "sequential")
-    decider = Laya.load("heedful-decider", threads=2)
+    decider = Laya.load("heedful-decider", threads=1)
     assert decider.decide(STATE, [TEAM]).model == "heedful-decider"

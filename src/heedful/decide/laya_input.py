@@ -58,8 +58,8 @@ class QuestionTooLong(ContextOverflow):
         UsageError.__init__(
             self,
             f"question {question!r:.40} has {tokens:,} tokens with the state: {problem or f'{dropped} do not fit'}; "
-            f"the model reads {layout.max_len:,}, of them {layout.head_max_len:,} of instructions and options, "
-            f"{OPTION_TOKENS} an option",
+            f"the model reads {layout.max_len:,} at {layout.positions:,} positions, of them {layout.head_max_len:,} of "
+            f"instructions and options, {OPTION_TOKENS} an option",
             f"Shorten them, or load a model that bears more with more room (Python: max_len=, head_max_len=).{cut}",
         )
 
