@@ -58,15 +58,23 @@ def test_a_bucket_has_its_own_temperature_where_there_are_rows_enough() -> None:
     wide = [Row("choice", (0.0, 2 * math.log(4), -50.0), 1)] * 16 + [
         Row("choice", (0.0, 2 * math.log(4), -50.0), 0)
     ] * 4
-    few = [Row("score", (0.0, 3 * math.log(4)), 1)] * 4 + [Row("score", (0.0, 3 * math.log(4)), 0)]
+    few = [Row("score", (0.0, 3 * math.log(4)), 1)] * 16 + [Row("score", (0.0, 3 * math.log(4)), 0)] * 4
     calibration = fit([*sharp, *wide, *few, Row("noul", (1.0,), 0)], model_sha256="ab")
     assert calibration.temperature("choice", 2) == pytest.approx(1.0, rel=1e-6)
     assert calibration.temperature("choice", 5) == pytest.approx(2.0, rel=1e-6)
     assert 1.0 < calibration.temperature("choice", 11) < 2.0  # the type's
-    assert set(calibration.by_options) == {"choice:2", "choice:3-5"}
+    assert set(calibration.by_options) == {"choice:2", "choice:3-5", "score:2"}
     assert calibration.temperature("score", 2) == pytest.approx(3.0, rel=1e-6)
     assert calibration.temperature("noul", 2) == 1.0
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_types_that_the_rows_say_too_little_of_stay_as_they_were() -> None:
+    base = Calibration({"choice": 1.6, "noul": 1.9}, {"choice:11+": 0.6, "noul:2": 2.1, "score:3-5": 1.2}, "of old")
+    rows = [Row("choice", (0.0, math.log(4)), 1)] * 16 + [Row("choice", (0.0, math.log(4)), 0)] * 4
+    found = fit([*rows, *[Row("noul", (0.0, 1.0), 0)] * 19], base=base, model_sha256="new")
+    assert found.temperature("choice", 2) == found.temperature("choice", 11) == pytest.approx(1.0, rel=1e-6)
+    assert (found.temperature("noul", 2), found.temperature("score", 4), found.model_sha256) == (2.1, 1.2, "new")
 
 
 def test_lookup_and_clamp_are_those_of_the_published_checkpoint() -> None:

@@ -60,7 +60,7 @@ def test_the_true_temperature_is_found_and_makes_held_out_rows_come_true(report:
         assert measured.after.accuracy == measured.before.accuracy
         assert measured.after.ece < 0.05 < measured.before.ece
         assert measured.after.nll < measured.before.nll
-    assert report.is_better
+    assert report.objection == ""
 
 
 def test_before_is_at_the_temperatures_that_the_decider_came_with() -> None:
@@ -77,7 +77,8 @@ def test_a_threshold_keeps_its_promise_on_rows_it_was_not_chosen_on(report: Cali
     assert found.errors / found.answered < 0.1
     assert found.errors / found.answered < found.error_bound < 0.15
     assert set(report.thresholds) == {"choice", "noul"}
-    few = measure_calibration(Known(), rows(0, 20, 3.0), rows(1, 20, 3.0), error=0.01)
+    few = measure_calibration(Known(), rows(0, 20, 3.0), rows(1, 9, 3.0), error=0.01)
+    assert few.objection == "18 questions tell too little, 20 are needed"
     assert few.thresholds == {"choice": None, "noul": None}
 
 

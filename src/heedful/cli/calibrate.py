@@ -36,7 +36,7 @@ def calibrate(
     out: Annotated[Path | None, typer.Option("--out", help="Write the calibration here, and not for later.")] = None,
     save: Annotated[
         bool | None,
-        typer.Option("--save/--no-save", help="Keep it for `heedful decide`; default: when it is no worse."),
+        typer.Option("--save/--no-save", help="Keep it for `heedful decide`; default: unless it is worse."),
     ] = None,
     orders: Annotated[int | None, typer.Option("--orders", help="As `heedful decide --orders`.")] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
@@ -117,7 +117,7 @@ def _keep(name: str, sha256: str, report: CalibrationReport, out: Path | None, s
     """Where it was written, if it was."""
     from heedful.decide.calibration_file import kept_path, write_calibration
 
-    wanted = report.is_better and out is None if save is None else save
+    wanted = not report.objection and out is None if save is None else save
     paths = [*([] if out is None else [out]), *([kept_path(sha256)] if wanted else [])]
     shown = report.to_dict()
     del shown["calibration"]
@@ -137,7 +137,7 @@ def _tell(report: CalibrationReport, kept: Path | None, save: bool | None) -> No
     if kept is not None:
         print(f"kept in {kept}", file=sys.stderr)
     elif save is None:
-        print("heedful: not kept, for it is worse on the rows held out; --save keeps it", file=sys.stderr)
+        print(f"heedful: not kept, for {report.objection}; --save keeps it", file=sys.stderr)
 
 
 def _print_report(name: str, report: CalibrationReport) -> None:

@@ -27,7 +27,7 @@ BUCKETS = ("2", "3-5", "6-10", "11+")
 LOWEST, HIGHEST = 0.5, 5.0
 """Bounds of a temperature: a fit on few rows would sharpen or flatten without end."""
 FEWEST_ROWS = 20
-"""A bucket with fewer takes the temperature of its type."""
+"""With fewer nothing is fitted: a bucket takes the temperature of its type, a type stays as it was."""
 _HALVINGS = 100
 
 Floats = npt.NDArray[np.float64]
@@ -98,8 +98,9 @@ def softmax(logits: ListLike[float] | Floats, temperature: float = 1.0) -> Float
     return np.asarray(shares / shares.sum(), dtype=np.float64)
 
 
-def fit(rows: Iterable[Row], *, model_sha256: str = "") -> Calibration:
-    """Temperatures of least NLL: one a type, one a bucket with at least 20 rows. Raises BadParameter for bad rows."""
+def fit(rows: Iterable[Row], *, base: Calibration | None = None, model_sha256: str = "") -> Calibration:
+    """Temperatures of least NLL: one a type, one a bucket, of each with at least 20 rows; a type with fewer keeps those
+    of `base`. Raises BadParameter for bad rows."""
     by_type: dict[str, list[Row]] = {}
     by_bucket: dict[str, list[Row]] = {}
     for row in rows:
@@ -107,11 +108,11 @@ def fit(rows: Iterable[Row], *, model_sha256: str = "") -> Calibration:
         if len(row.logits) > 1:  # one option is certain at any temperature
             by_type.setdefault(row.type, []).append(row)
             by_bucket.setdefault(f"{row.type}:{bucket_of(len(row.logits))}", []).append(row)
-    return Calibration(
-        {kind: fit_temperature(of_type) for kind, of_type in by_type.items()},
-        {name: fit_temperature(some) for name, some in by_bucket.items() if len(some) >= FEWEST_ROWS},
-        model_sha256,
-    )
+    types = {kind: fit_temperature(some) for kind, some in by_type.items() if len(some) >= FEWEST_ROWS}
+    buckets = {name: fit_temperature(some) for name, some in by_bucket.items() if len(some) >= FEWEST_ROWS}
+    before = base or Calibration()
+    kept = {name: t for name, t in before.by_options.items() if name.partition(":")[0] not in types}
+    return Calibration({**before.by_type, **types}, {**kept, **buckets}, model_sha256)
 
 
 def fit_temperature(rows: ListLike[Row]) -> float:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heedful.decide.calibrate import (
+    FEWEST_ROWS,
     TYPES,
     Calibration,
     Reliability,
@@ -68,9 +69,13 @@ class CalibrationReport:
     """Why rows were passed over that the decider refuses, for instance as too long."""
 
     @property
-    def is_better(self) -> bool:
-        """Whether held-out NLL fell, or stayed."""
-        return self.measured[EVERY_TYPE].after.nll <= self.measured[EVERY_TYPE].before.nll
+    def objection(self) -> str:
+        """Why nobody should take it; "" where held-out NLL did not rise, and there are rows enough to say so."""
+        before, after = self.measured[EVERY_TYPE].before, self.measured[EVERY_TYPE].after
+        fewest = min(sum(self.fitted.values()), after.rows)
+        if fewest < FEWEST_ROWS:
+            return f"{fewest} questions tell too little, {FEWEST_ROWS} are needed"
+        return "it is worse on the rows held out" if after.nll > before.nll else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON shows it."""
@@ -99,7 +104,7 @@ def measure_calibration(
         if not rows:
             why = f"; {left_out[0]}" if left_out else ""
             raise BadParameter("data", f"there is no question {what}{why}", "Give more rows, or hold out another part.")
-    calibration = fit(fit_rows, model_sha256=model_sha256)
+    calibration = fit(fit_rows, base=decider.calibration, model_sha256=model_sha256)
     of_type = {kind: [row for row in held_rows if row.type == kind] for kind in TYPES}
     sets = {EVERY_TYPE: held_rows, **{kind: rows for kind, rows in of_type.items() if rows}}
     return CalibrationReport(
