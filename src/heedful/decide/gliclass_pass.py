@@ -138,7 +138,7 @@ def _run_pass(
     if not all(np.isfinite(row).all() for row in rows):
         raise BadLogits(f"{name} computes no usable numbers for these texts", "Fetch the model again.")
     seconds = perf_counter() - began
-    energy = meter.read(process_time() - cpu_began, 4 * (facts.linear_weights + head_weights) * len(steps))
+    energy = meter.read(process_time() - cpu_began, (facts.linear_bytes + 4 * head_weights) * len(steps))
     receipt = pass_receipt(
         name,
         facts,

@@ -68,10 +68,12 @@ class UniReader:
         if ask.examples and self._tokenizer.id_of(EXAMPLE_MARK) is None:
             raise BadParameter("examples", "this model has no mark for them", "Ask without examples.")
         before, after = _around(ask, self._labels_first)
-        tail = [*self._tokenizer.encode_segments(after, add_bos=False), *self._suffix]
-        whole = self._ids([*before, Segment(ask.text, control=False), *after])
+        whole = self._ids([*before, _plain(ask.text), *after])
+        if len(whole) <= self.max_tokens:
+            return Read(whole)
         frame = len(self._ids([*before, *after]))
-        return fitted(ask, whole, frame, len(tail), self.max_tokens, truncate)
+        tail = len(self._tokenizer.encode_segments(after, add_bos=False)) + len(self._suffix)
+        return _cut(ask, whole, frame, tail, self.max_tokens, truncate)
 
     def _ids(self, segments: list[Segment]) -> list[int]:
         return [*self._tokenizer.encode_segments(segments), *self._suffix]
@@ -94,10 +96,13 @@ class BiReader:
         if ask.examples:
             raise BadParameter("examples", "a bi-encoder reads none", "Ask without examples.")
         lead = f"{ask.prompt} " if ask.prompt else ""
-        whole, frame = self._tokenizer.encode(lead + ask.text), len(self._tokenizer.encode(lead))
+        whole = self._tokenizer.encode(lead + ask.text)
         if not whole:
             raise BadParameter("texts", f"{ask.what} has no tokens", "Give at least one character.")
-        return fitted(ask, whole, frame, len(self._suffix), self.max_tokens, truncate)
+        if len(whole) <= self.max_tokens:
+            return Read(whole)
+        frame = len(self._tokenizer.encode(lead))
+        return _cut(ask, whole, frame, len(self._suffix), self.max_tokens, truncate)
 
     def read_label(self, label: str) -> Read:
         """Raises TooLongToJudge; BadParameter for a label without tokens."""
@@ -109,10 +114,8 @@ class BiReader:
         return Read(ids)
 
 
-def fitted(ask: Ask, whole: list[int], frame: int, tail: int, max_tokens: int, truncate: bool) -> Read:
-    """`whole` as it is, or without the end of the text. `frame`: tokens without the text; `tail`: of them, after it."""
-    if len(whole) <= max_tokens:
-        return Read(whole)
+def _cut(ask: Ask, whole: list[int], frame: int, tail: int, max_tokens: int, truncate: bool) -> Read:
+    """`whole` without the end of the text. `frame`: tokens without the text; `tail`: those of them after it."""
     if frame > max_tokens:
         raise TooLongToJudge(f"{ask.what} without its text", frame, max_tokens, SHORTER_LABELS)
     if not truncate:
