@@ -97,6 +97,19 @@ def test_the_policy_of_the_command_line_is_everybodys(tiny: Path) -> None:
         assert receipt["visits"]["saved"]["window"] > 0
 
 
+def test_deciders_are_named_and_answer(tiny: Path, tmp_path: Path) -> None:
+    decider = make_tiny_model(tmp_path / "decider", seed=1)
+    body = {"model": "jev-latest", "state": "x", "questions": {"q": {"type": "noul"}}}
+    with running("-m", str(tiny), "--decider", str(decider), "--no-history") as (_, url, said):
+        assert f"deciders are {decider}" in said
+        answers = {
+            name: httpx.post(f"{url}/v1/systemone", json={**body, "model": name}, timeout=60).json()
+            for name in ("jev-latest", str(decider), str(tiny))
+        }
+    assert [answer["model"] for answer in answers.values()] == [str(decider), str(decider), str(tiny)]
+    assert answers["jev-latest"]["answers"] == answers[str(decider)]["answers"] != answers[str(tiny)]["answers"]
+
+
 def test_a_taken_port_is_told_before_a_model_is_loaded() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -126,9 +139,10 @@ def test_memory_that_holds_nothing_is_refused_at_the_start(tiny: Path) -> None:
     assert "hold no answers" in refusal("-m", str(tiny), "--port", "0", "--kv-memory", "1kB")
 
 
-def test_an_unknown_model_is_told_on_the_terminal() -> None:
-    done = subprocess.run(
-        command("-m", "smolm2", "--port", "0"), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1
-    assert "Did you mean smollm2?" in done.stderr
+def test_an_unknown_model_is_told_on_the_terminal(tiny: Path) -> None:
+    for arguments in (("-m", "smolm2"), ("-m", str(tiny), "--decider", "smolm2")):
+        done = subprocess.run(
+            command(*arguments, "--port", "0"), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert "Did you mean smollm2?" in done.stderr

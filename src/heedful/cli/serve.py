@@ -117,6 +117,7 @@ def serve(
         },
     )
     loader.load_first()
+    loader.find_deciders()
     warn_of_loss(settings.models[0], settings.policy)
     app = make_app(settings, loader.llm, loader.embedder, loader.decider)
     _announce(settings, listening.getsockname()[1], loader)
@@ -128,6 +129,7 @@ class _Loader:
 
     def __init__(self, settings: ServerSettings, options: dict[str, Any]) -> None:
         self._first = settings.models[0]
+        self._deciders = settings.deciders
         self._options = options
         self._ready: dict[str, LLM] = {}
 
@@ -137,6 +139,13 @@ class _Loader:
 
         if not names_encoder(resolve(self._first).path):
             self._ready[self._first] = self.llm(self._first)
+
+    def find_deciders(self) -> None:
+        """Loads none, and raises here what is wrong with a name."""
+        from heedful.decide.load import find_decider
+
+        for name in self._deciders:
+            find_decider(name)
 
     @property
     def first(self) -> LLM | None:

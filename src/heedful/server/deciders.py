@@ -7,10 +7,8 @@ is gone. Each is judged from the state and itself alone: groups change no answer
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ from heedful.decide.decider import DecisionModel
 from heedful.decide.likelihood import Likelihood
 from heedful.decide.question import Question, State, json_text
 from heedful.engine.llm import LLM
-from heedful.errors import ContextOverflow, UnknownModel
+from heedful.errors import ContextOverflow, EngineStopped, UnknownModel
 from heedful.server.asks import MOST_TEXT_CHARS
 from heedful.server.failures import TOO_MANY_TOKENS, HTTPFailure
 from heedful.server.pool import Hosted
@@ -70,11 +68,9 @@ async def decide(
         reader = None if hosted.service is None else ServiceReader(hosted.service, _most_open(server.settings))
         decider = hosted.decider if reader is None else _likelihood(hosted, reader, salt)
         assert decider is not None, name
-        is_left = threading.Event()
         try:
-            parts = await hosted.decisions.run(lambda: _decided(decider, state, questions, is_left))
+            parts = await hosted.decisions.run(lambda goes: _decided(decider, state, questions, goes))
         finally:
-            is_left.set()
             if reader is not None:
                 reader.stop()
     decision = _whole(name, parts)
@@ -92,9 +88,9 @@ def _likelihood(hosted: Hosted, reader: ServiceReader, salt: str) -> Likelihood:
 
 
 def _decided(
-    decider: DecisionModel, state: State, questions: tuple[Question, ...], is_left: threading.Event
+    decider: DecisionModel, state: State, questions: tuple[Question, ...], goes: Callable[[], bool]
 ) -> list[Answers]:
-    """In the decider's thread."""
+    """In the decider's thread. Raises EngineStopped where it does not go on."""
     chars = len(json_text(state)) + sum(len(json_text(question.to_dict())) for question in questions)
     if chars > MOST_TEXT_CHARS:
         message = f"state and questions have {chars:,} characters; at most {MOST_TEXT_CHARS:,} are read"
@@ -103,8 +99,8 @@ def _decided(
         _check_fits(decider.llm, decider, state, questions)
     parts: list[Answers] = []
     for group in groups_of(questions):
-        if is_left.is_set():
-            raise CancelledError
+        if not goes():
+            raise EngineStopped
         parts.append(decider.decide(state, group))
     return parts
 

@@ -151,8 +151,9 @@ class ModelPool:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         services = [hosted.service for hosted in self.models if hosted.service is not None]
-        await asyncio.gather(*(service.close(drain_seconds, in_hurry) for service in services))
-        await asyncio.gather(*(hosted.decisions.close() for hosted in self._all))
+        closing = [service.close(drain_seconds, in_hurry) for service in services]
+        closing += [hosted.decisions.close(drain_seconds, in_hurry) for hosted in self._all]
+        await asyncio.gather(*closing)
 
     async def _make_room(self, wanted: Hosted) -> None:
         """Unload what nobody uses, the longest unused first, until one more may be loaded."""
