@@ -6,12 +6,17 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.policy_options import PackedWeights
 from heedful.cli.text_input import listed_texts, print_cut, shortened
 from heedful.errors import BadParameter
+
+if TYPE_CHECKING:
+    from heedful.decide.gliclass import GLiClass
+    from heedful.engine.classify import Classifier
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ def classify(
         Path | None, typer.Option("--file", "-f", help="Texts, one a line, after those given; - is stdin.")
     ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that does not fit; say how much.")] = False,
+    weights: PackedWeights = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with the receipt.")] = False,
     receipt: Annotated[
@@ -52,11 +58,20 @@ def classify(
     from heedful.weights.sources import resolve
 
     if names_gliclass(resolve(model).path):
-        found = _with_labels(model, wanted, label or [], multi, prompt, truncate, threads)
+        if not label:
+            raise BadParameter(
+                "--label", f"is missing: {model} has no classes of its own", "Name some: -l billing -l other"
+            )
+        from heedful.decide.gliclass import GLiClass
+
+        judge = GLiClass.load(model, threads=threads, weights=weights)
+        found = _with_labels(judge, wanted, label, multi, prompt, truncate)
     elif label or multi or prompt:
         raise BadParameter("--label", f"{model} has classes of its own", "Leave --label, --multi and --prompt out.")
     else:
-        found = _with_own_classes(model, wanted, truncate, threads)
+        from heedful.engine.classify import Classifier
+
+        found = _with_own_classes(Classifier.load(model, threads=threads, weights=weights), wanted, truncate)
     if json_output:
         print(json.dumps(_as_json(model, wanted, found), ensure_ascii=False))
     else:
@@ -67,24 +82,14 @@ def classify(
 
 
 def _with_labels(
-    model: str, texts: list[str], labels: list[str], multi: bool, prompt: str, truncate: bool, threads: int | None
+    judge: GLiClass, texts: list[str], labels: list[str], multi: bool, prompt: str, truncate: bool
 ) -> _Found:
-    if not labels:
-        raise BadParameter(
-            "--label", f"is missing: {model} has no classes of its own", "Name some: -l billing -l other"
-        )
-    from heedful.decide.gliclass import GLiClass
-
-    batch = GLiClass.load(model, threads=threads).classify(
-        texts, labels, multi_label=multi, prompt=prompt, truncate=truncate
-    )
+    batch = judge.classify(texts, labels, multi_label=multi, prompt=prompt, truncate=truncate)
     return _Found(list(batch.probabilities), True, batch.token_counts, batch.dropped_tokens, batch.receipt)
 
 
-def _with_own_classes(model: str, texts: list[str], truncate: bool, threads: int | None) -> _Found:
-    from heedful.engine.classify import Classifier
-
-    batch = Classifier.load(model, threads=threads).classify(texts, truncate=truncate)
+def _with_own_classes(classifier: Classifier, texts: list[str], truncate: bool) -> _Found:
+    batch = classifier.classify(texts, truncate=truncate)
     rows = [dict(zip(batch.labels, row.tolist(), strict=True)) for row in batch.probabilities]
     are_probabilities = batch.problem_type != "regression"
     return _Found(rows, are_probabilities, batch.token_counts, batch.dropped_tokens, batch.receipt)

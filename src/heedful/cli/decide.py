@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.policy_options import PackedWeights
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
@@ -59,6 +60,7 @@ def decide(
     out: Annotated[
         Path | None, typer.Option("--out", help="JSONL of a batch's answers; given again, it is gone on with.")
     ] = None,
+    weights: PackedWeights = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with the receipt.")] = False,
     receipt: Annotated[
@@ -74,12 +76,14 @@ def decide(
     name = model or default_decider()
 
     def load() -> DecisionModel:
-        return load_decider(name, orders=orders, threads=threads, truncate=truncate, calibration=calibration)
+        return load_decider(
+            name, orders=orders, threads=threads, truncate=truncate, weights=weights, calibration=calibration
+        )
 
     if batch is not None:
         from heedful.cli.decide_batch import decide_batch
 
-        settings = {"model": name, "orders": orders or 1, "truncate": truncate}
+        settings = {"model": name, "orders": orders or 1, "truncate": truncate, "weights": weights}
         raise typer.Exit(decide_batch(batch, out, asked, load, settings))
     answers = load().decide(judged, asked)
     if json_output:

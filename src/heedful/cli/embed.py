@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.policy_options import PackedWeights
 from heedful.cli.text_input import listed_texts, print_cut, shortened
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def embed(
         bool, typer.Option("--similarity", help="Print the cosine similarity of every two texts.")
     ] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that does not fit; say how much.")] = False,
+    weights: PackedWeights = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object with the receipt.")] = False,
     receipt: Annotated[
@@ -37,7 +39,7 @@ def embed(
     wanted = listed_texts("embed", texts or [], file)
     from heedful.engine.embedder import load_embedder
 
-    batch = load_embedder(model, threads=threads).embed(wanted, truncate=truncate)
+    batch = load_embedder(model, threads=threads, weights=weights).embed(wanted, truncate=truncate)
     if json_output:
         print(json.dumps(_as_json(wanted, batch, similarity)))
     elif similarity:

@@ -20,6 +20,9 @@ Window = Annotated[int | None, typer.Option(help="Attend to so many newest token
 Sinks = Annotated[int, typer.Option(help="With --window: the first tokens, seen nevertheless; 4 keep it coherent.")]
 Budget = Annotated[int | None, typer.Option(help="While decoding, read only the pages that matter: so many tokens.")]
 Prefill = Annotated[str, typer.Option(help="dense, or sparse: prompt tokens see the first and the newest tokens only.")]
+PackedWeights = Annotated[
+    str | None, typer.Option("--weights", help="Quantize at load: q8, q6 or q4; faster, and less exact.")
+]
 Speculate = Annotated[
     bool,
     typer.Option("--speculate", help="Guess ahead from the text so far: the same answer, sooner where it repeats."),

@@ -37,13 +37,19 @@ class Decider:
         orders: int | None = None,
         threads: int | None = None,
         truncate: bool = False,
+        weights: str | None = None,
         calibration: Calibration | Path | str | None = KEPT,
     ) -> None:
         if name is not None and not isinstance(name, str):
             self.model = name
         else:
             self.model = load_decider(
-                name or default_decider(), orders=orders, threads=threads, truncate=truncate, calibration=calibration
+                name or default_decider(),
+                orders=orders,
+                threads=threads,
+                truncate=truncate,
+                weights=weights,
+                calibration=calibration,
             )
 
     @property

@@ -82,10 +82,11 @@ class ClassifierDecider(DecisionModel):
         calibration: Calibration | None = None,
         digits: int | None = None,
         truncate: bool = False,
+        weights: str | None = None,
     ) -> Self:
-        """`name` and threads, and what is raised: as Classifier.load has them."""
+        """`name`, threads and weights, and what is raised: as Classifier.load has them."""
         return cls(
-            Classifier.load(name, threads=threads, accept_licence=accept_licence),
+            Classifier.load(name, threads=threads, accept_licence=accept_licence, weights=weights),
             yes_label=yes_label,
             hypothesis=hypothesis,
             calibration=calibration,

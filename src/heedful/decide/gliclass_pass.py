@@ -47,10 +47,16 @@ class UniEncoder(LabelJudge):
     """`run`: ids of texts with their labels that fit one step → of each the logits of its labels."""
 
     def __init__(
-        self, name: str, config: GLiClassConfig, reader: UniReader, run: Callable[[list[TokenIds]], list[Floats]]
+        self,
+        name: str,
+        config: GLiClassConfig,
+        reader: UniReader,
+        run: Callable[[list[TokenIds]], list[Floats]],
+        *,
+        saved_bytes: int = 0,
     ) -> None:
         self._name, self._config, self._reader, self._run = name, config, reader, run
-        self._facts = trunk_facts(config.encoder)
+        self._facts = trunk_facts(config.encoder, saved_bytes)
 
     def __call__(self, asks: ListLike[Ask], *, truncate: bool) -> Judged:
         reads = [self._reader.read(ask, truncate=truncate) for ask in asks]
@@ -78,11 +84,16 @@ class BiEncoder(LabelJudge):
         reader: BiReader,
         run_labels: Callable[[list[TokenIds]], Floats],
         run: Callable[[list[TokenIds], list[Floats]], list[Floats]],
+        *,
+        saved_bytes: tuple[int, int] = (0, 0),
     ) -> None:
         assert config.label_encoder is not None, config
         self._name, self._config, self._reader = name, config, reader
         self._run_labels, self._run = run_labels, run
-        self._facts, self._label_facts = trunk_facts(config.encoder), trunk_facts(config.label_encoder)
+        self._facts, self._label_facts = (
+            trunk_facts(of, saved)
+            for of, saved in zip((config.encoder, config.label_encoder), saved_bytes, strict=True)
+        )
 
     def __call__(self, asks: ListLike[Ask], *, truncate: bool) -> Judged:
         reads = [self._reader.read(ask, truncate=truncate) for ask in asks]

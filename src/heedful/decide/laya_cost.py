@@ -15,9 +15,9 @@ from heedful.models.laya_config import LayaConfig, LayaSequence
 Places = npt.NDArray[np.int64]
 
 
-def bytes_a_step(config: LayaConfig) -> int:
-    """Of weights, float32, which every step reads once."""
-    return 4 * (config.trunk.linear_weights + config.head.linear_weights + _scorer_weights(config))
+def bytes_a_step(config: LayaConfig, saved_bytes: int = 0) -> int:
+    """Of weights, which every step reads once; float32, but for what packing saves."""
+    return -saved_bytes + 4 * (config.trunk.linear_weights + config.head.linear_weights + _scorer_weights(config))
 
 
 def laya_receipt(
@@ -28,6 +28,8 @@ def laya_receipt(
     steps: int,
     seconds: EncoderSeconds,
     energy: Energy,
+    *,
+    saved_bytes: int = 0,
 ) -> EncoderReceipt:
     tokens, options = sum(len(one.ids) for one in sequences), sum(len(one.markers) for one in sequences)
     trunk, head = _trunk_visits(config, sequences), _head_visits(config, sequences)
@@ -40,7 +42,7 @@ def laya_receipt(
         dropped_tokens=dropped,
         steps=steps,
         visits=EncoderVisits(trunk.total + head.total, trunk.dense + head.dense, trunk.saved),
-        weights=WeightTraffic(bytes_a_step(config) * steps),
+        weights=WeightTraffic(bytes_a_step(config, saved_bytes) * steps),
         flops=Flops(
             linear=2 * (every * tokens + at_options * options),
             attention=4 * (config.trunk.head_dim * trunk.total + config.head.head_dim * head.total),

@@ -85,9 +85,10 @@ class Likelihood(DecisionModel):
         orders: int = 1,
         calibration: Calibration | None = None,
         digits: int | None = None,
+        weights: str | None = None,
     ) -> Self:
-        """`name`: of a chat model, as LLM takes it; raises as that does."""
-        return cls(LLM(name, threads=threads), orders=orders, calibration=calibration, digits=digits)
+        """`name`: of a chat model, and weights, as LLM takes them; raises as that does."""
+        return cls(LLM(name, threads=threads, weights=weights), orders=orders, calibration=calibration, digits=digits)
 
     @property
     def name(self) -> str:

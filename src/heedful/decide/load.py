@@ -39,11 +39,11 @@ class _Kind:
 
 
 _KINDS = {
-    "laya": _Kind("laya:Laya", "a Laya checkpoint", frozenset({"orders", "truncate"})),
-    "kev": _Kind("kev:Kev", "a Kev adapter"),
-    "gliclass": _Kind("gliclass:GLiClass", "a GLiClass model", frozenset({"truncate"})),
-    "classifier": _Kind("classifier:ClassifierDecider", "a sequence classifier", frozenset({"truncate"})),
-    "likelihood": _Kind("likelihood:Likelihood", "a chat model", frozenset({"orders"})),
+    "laya": _Kind("laya:Laya", "a Laya checkpoint", frozenset({"orders", "truncate", "weights"})),
+    "kev": _Kind("kev:Kev", "a Kev adapter", frozenset({"weights"})),
+    "gliclass": _Kind("gliclass:GLiClass", "a GLiClass model", frozenset({"truncate", "weights"})),
+    "classifier": _Kind("classifier:ClassifierDecider", "a sequence classifier", frozenset({"truncate", "weights"})),
+    "likelihood": _Kind("likelihood:Likelihood", "a chat model", frozenset({"orders", "weights"})),
     "jev": _Kind("remote:Jev", "a System One server"),
 }
 
@@ -102,12 +102,14 @@ def load_decider(
     orders: int | None = None,
     threads: int | None = None,
     truncate: bool = False,
+    weights: str | None = None,
     calibration: Calibration | Path | str | None = KEPT,
 ) -> DecisionModel:
     """The decider called `name`, as find_decider() knows names.
 
     orders: chat models and Laya checkpoints show the options in so many orders, and average. threads: default all that
     the process may use. truncate: cut what does not fit, and count in the receipt what was dropped; else it is refused.
+    weights: "q8", "q6" or "q4" to quantize at load: faster and less exact.
     calibration: temperatures, a file of them, "kept" or "none".
     Raises BadParameter for an option that means nothing to a decider of this kind, and for a calibration of another
     one; SourceError, FileFormatError, UnsupportedModel.
@@ -118,6 +120,8 @@ def load_decider(
         options["orders"] = orders
     if truncate:
         options["truncate"] = truncate
+    if weights is not None:
+        options["weights"] = weights
     _require_meaning(source, options)
     if source.kind == "jev":
         _require_nothing_local(threads, calibration)

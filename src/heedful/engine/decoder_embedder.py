@@ -10,6 +10,7 @@ from typing import Self
 
 from heedful.cost.encoder_receipt import causal_visits
 from heedful.engine.pooled import PooledEmbedder, TrunkFacts, require_torch, threads_or_all
+from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.models.pooling import Pooling, PoolingMode
 from heedful.weights.load import load
@@ -27,20 +28,23 @@ class DecoderEmbedder(PooledEmbedder):
         threads: int | None = None,
         accept_licence: bool = False,
         pooling: PoolingMode | None = None,
+        weights: str | None = None,
     ) -> Self:
         """Parameters and errors as for `Encoder.load`."""
         require_torch()
-        threads = threads_or_all(threads)
+        threads, panel_format = threads_or_all(threads), native.panel_format(weights)
         loaded = load(name, accept_licence=accept_licence)
         own = read_pooling(loaded.path) if loaded.path.is_dir() else Pooling()
         from heedful.engine.torch_embed import embed_with_decoder, make_decoder  # torch takes seconds to import
+        from heedful.engine.torch_packed import pack_linears
 
         decoder = make_decoder(loaded.config, loaded.weights, threads=threads)
+        facts = _facts(loaded.config, pack_linears(decoder.layers, panel_format, threads=threads))
         chosen = own.with_mode(pooling)
-        return cls(name, loaded.tokenizer, chosen, _facts(loaded.config), partial(embed_with_decoder, decoder))
+        return cls(name, loaded.tokenizer, chosen, facts, partial(embed_with_decoder, decoder))
 
 
-def _facts(config: ModelConfig) -> TrunkFacts:
+def _facts(config: ModelConfig, saved_bytes: int) -> TrunkFacts:
     return TrunkFacts(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -48,4 +52,5 @@ def _facts(config: ModelConfig) -> TrunkFacts:
         head_dim=config.head_dim,
         linear_weights=config.linear_weights,
         visits=partial(causal_visits, windows=config.windows, heads=config.num_heads),
+        saved_bytes=saved_bytes,
     )

@@ -44,6 +44,7 @@ def load_embedder(
     threads: int | None = None,
     accept_licence: bool = False,
     pooling: PoolingMode | None = None,
+    weights: str | None = None,
 ) -> Embedder:
     """The embedder that the model's config asks for. Parameters and errors as for `Encoder.load`.
 
@@ -56,4 +57,4 @@ def load_embedder(
     require_torch()  # before anything is fetched
     name = os.fspath(name)
     kind = Encoder if names_encoder(resolve(name, accept_licence=accept_licence).path) else DecoderEmbedder
-    return kind.load(name, threads=threads, accept_licence=accept_licence, pooling=pooling)
+    return kind.load(name, threads=threads, accept_licence=accept_licence, pooling=pooling, weights=weights)
