@@ -2,6 +2,7 @@
 # make test   everything that CI runs: lint, types, tests
 # make sanitize  the kernels' tests under address and undefined-behaviour sanitizers
 # make browser   Debian's Chromium, which the tests of the server's page drive (as root)
+# make decider  trains the decider that comes with heedful and judges it: under an hour on two cores
 # make dev    an editable install for working on heedful
 
 VENV ?= .venv
@@ -11,7 +12,7 @@ INSTALLED := $(VENV)/.heedful-installed
 TEST_INSTALLED := $(VENV)/.heedful-test-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: demo test lint types sanitize browser dev clean
+.PHONY: demo test lint types sanitize browser decider dev clean
 
 demo: $(INSTALLED)
 	$(BIN)/heedful pull
@@ -52,6 +53,15 @@ sanitize: $(TEST_INSTALLED)
 browser:
 	(command -v chromium && command -v chromedriver) >/dev/null || \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null)
+
+decider: $(TEST_INSTALLED)
+	$(BIN)/python -m recipes.decider.data
+	$(BIN)/python -m recipes.decider.train build/decider/ce_short --loss ce --steps 100
+	$(BIN)/python -m recipes.decider.train build/decider/rlcd_short --loss rlcd --steps 100
+	$(BIN)/python -m recipes.decider.train build/decider/model
+	$(BIN)/python -m recipes.decider.evaluate build/decider/model recipes/decider/results.json --likelihood 200 \
+	  --beside build/decider/ce_short build/decider/rlcd_short
+	$(BIN)/python -m recipes.decider.ship build/decider/model recipes/decider/results.json
 
 dev: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
