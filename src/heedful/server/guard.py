@@ -25,7 +25,10 @@ ALSO_NUMBERED = frozenset({"/v1/models", "/v1/decisions"})
 """Beside System One's own route: paths whose answers carry the request id that its clients read."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/@]+)(?::[0-9]{0,5})?")
-_CORS_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+_CORS_HEADERS = (
+    "authorization, content-type, content-encoding, x-api-key, anthropic-version, anthropic-beta, "
+    "x-typesafe-sdk, x-typesafe-runtime, x-typesafe-retry-count"
+)
 
 
 class Guard:

@@ -16,6 +16,8 @@ from heedful.server.settings import MOST_BODY_BYTES, MOST_HEADER_BYTES, ServerSe
 from heedful.server.state import ServerState
 
 MARGIN_SECONDS = 5.0
+KEEP_ALIVE_SECONDS = 65
+"""Of an unused connection. Clients reuse theirs for 30 s and more, and lose a request where the server is hastier."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -101,6 +103,7 @@ def make_server(app: Starlette, settings: ServerSettings) -> Server:
         log_config=None,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.drain_seconds + MARGIN_SECONDS),
     )
     return Server(config, app.state.heedful)

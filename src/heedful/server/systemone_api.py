@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from heedful.decide.question import Question, questions_from_json
+from heedful.decide.question import MOST_LEVELS, MOST_OPTIONS, Question, questions_from_json
 from heedful.decide.question_issues import Issue, question_issues, state_issues, too_long
 from heedful.errors import ContextOverflow, UnknownModel, UsageError
 from heedful.server.bodies import JSON, json_response, read_bytes, until_hangup
@@ -28,27 +28,33 @@ MOST_ISSUES = 1000
 """An answer tells so many; a body could have hundreds of thousands."""
 
 
+Text = str | dict[str, Any] | list[Any]
+
+
 class NoulQuestion(Struct, tag_field="type", tag="noul"):
-    instructions: str | dict[str, Any] | list[Any] | None = None
-    criteria: dict[Literal["true", "false"], str | dict[str, Any] | list[Any] | None] | None = None
+    instructions: Text | None = None
+    criteria: dict[Literal["true", "false"], Text | None] | None = None
 
 
 class ChoiceQuestion(Struct, tag_field="type", tag="choice", kw_only=True):
-    instructions: str | dict[str, Any] | list[Any] | None = None
-    criteria: dict[str, str | dict[str, Any] | list[Any] | None]
+    instructions: Text | None = None
+    criteria: Annotated[dict[str, Text | None], Meta(min_length=1, max_length=MOST_OPTIONS)]
 
 
 class ScoreQuestion(Struct, tag_field="type", tag="score", kw_only=True):
-    instructions: str | dict[str, Any] | list[Any] | None = None
-    criteria: list[str | dict[str, Any] | list[Any]]
+    instructions: Text | None = None
+    criteria: Annotated[list[Text], Meta(min_length=1, max_length=MOST_LEVELS)]
 
 
 class SystemOneBody(Struct, kw_only=True):
     """As the OpenAPI document shows it; bodies are read by `questions_of`, which tells everything that is wrong."""
 
     model: str = "jev-latest"
-    state: str | dict[str, Any] | list[Any]
-    questions: dict[str, NoulQuestion | ChoiceQuestion | ScoreQuestion]
+    state: Text
+    questions: Annotated[
+        dict[Annotated[str, Meta(min_length=1)], NoulQuestion | ChoiceQuestion | ScoreQuestion],
+        Meta(min_length=1, max_length=MOST_QUESTIONS),
+    ]
 
 
 async def system_one(request: Request) -> Response:
