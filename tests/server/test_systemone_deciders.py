@@ -24,7 +24,15 @@ from heedful.decide.calibration_file import kept_path
 from heedful.decide.load import find_decider
 from heedful.decide.remote import RemoteFailed
 from heedful.engine.service import NoObserver
-from heedful.errors import BadParameter, EngineStopped, NetworkUnavailable, QueueFull, SourceError, UsageError
+from heedful.errors import (
+    BadParameter,
+    EngineStopped,
+    NetworkUnavailable,
+    QueueFull,
+    SourceError,
+    UnknownModel,
+    UsageError,
+)
 from heedful.server import compressed
 from heedful.server.compressed import decoded
 from heedful.server.failures import HTTPFailure
@@ -120,6 +128,7 @@ def test_turns_end_in_order() -> None:
         await asyncio.to_thread(begun.wait)
         assert turns.num_open == 2
         await turns.close()
+        await turns.ended()
         assert await running == "cut short"
         with pytest.raises(EngineStopped):
             await waiting
@@ -151,6 +160,7 @@ def test_work_of_a_caller_that_left_is_told_so_and_the_next_begins_after_it() ->
         await turns.run(lambda goes: order.append("second"))
         assert order == ["first ends", "second"]
         await turns.close()
+        await turns.ended()
 
     run(test)
 
@@ -170,6 +180,24 @@ def test_a_server_that_goes_down_lets_a_decision_end(tiny_dir: Path) -> None:
     connection.close()
 
 
+OPTIONS = {f"Queue {i:03d}": None for i in range(100)}
+
+
+@pytest.mark.parametrize(("drain_seconds", "status"), [(30.0, b"200"), (0.0, b"503")])
+def test_going_down_a_chat_model_ends_its_decision_or_cuts_it(
+    tiny_dir: Path, drain_seconds: float, status: bytes
+) -> None:
+    """It has more options than it reads at once."""
+    server = start_server(tiny_dir, drain_seconds=drain_seconds)
+    body = {"state": "x" * 500, "questions": {"q": {"type": "choice", "criteria": OPTIONS}}}
+    httpx.post(f"{server.url}/v1/systemone", json=BODY, timeout=60).raise_for_status()  # it is loaded
+    connection = post(server, "/v1/systemone", body)
+    wait_until(lambda: server.state.pool.num_open > 0, "it is being read")
+    server.stop()
+    assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+    connection.close()
+
+
 class Failing:
     name = "failing"
 
@@ -185,6 +213,7 @@ class Failing:
     [
         (RemoteFailed("there is overloaded", "Try again in 3 s.", status=529), 503, "overloaded"),
         (NetworkUnavailable("nothing answers there"), 503, "nothing answers"),
+        (UnknownModel("gone", [], "Look again."), 404, "gone"),
         (UsageError("there refuses the request", "Say less."), 422, "refuses"),
         (BadParameter("questions['q'].options", "are too many for it"), 422, "too many"),
         (RuntimeError("a secret of ours"), 500, "its log says where"),

@@ -17,7 +17,6 @@ from heedful.decide.chat_prompt import prompt_text
 from heedful.decide.decider import DecisionModel
 from heedful.decide.likelihood import Likelihood
 from heedful.decide.question import Question, State, json_text
-from heedful.engine.llm import LLM
 from heedful.errors import ContextOverflow, EngineStopped, UnknownModel
 from heedful.server.asks import MOST_TEXT_CHARS
 from heedful.server.failures import TOO_MANY_TOKENS, HTTPFailure
@@ -55,15 +54,12 @@ def decider_name(settings: ServerSettings, asked: str | None) -> str:
     raise UnknownModel(asked, [], f"Deciders here: {', '.join((*known, *ALIASES))}.")
 
 
-async def decide(
-    server: ServerState, asked: str | None, state: State, questions: tuple[Question, ...], salt: str
-) -> Decision:
-    """`questions` are checked ones; `salt`: states are shared among decisions of the same one. When the caller is
-    cancelled, what waits leaves the queue, and what runs ends after its group.
+async def decide(server: ServerState, name: str, state: State, questions: tuple[Question, ...], salt: str) -> Decision:
+    """`name`: as decider_name has it. `questions` are checked ones; `salt`: states are shared among decisions of the
+    same one. When the caller is cancelled, what waits leaves the queue, and what runs ends after its group.
 
-    Raises UnknownModel, QueueFull, ContextOverflow, and what loading and the decider do.
+    Raises QueueFull, EngineStopped, ContextOverflow, and what loading and the decider do.
     """
-    name = decider_name(server.settings, asked)
     async with server.pool.lease_decider(name) as hosted:
         reader = None if hosted.service is None else ServiceReader(hosted.service, _most_open(server.settings))
         decider = hosted.decider if reader is None else _likelihood(hosted, reader, salt)
@@ -96,7 +92,7 @@ def _decided(
         message = f"state and questions have {chars:,} characters; at most {MOST_TEXT_CHARS:,} are read"
         raise HTTPFailure(413, message, code=TOO_MANY_TOKENS)
     if isinstance(decider, Likelihood):
-        _check_fits(decider.llm, decider, state, questions)
+        _check_fits(decider, state, questions)
     parts: list[Answers] = []
     for group in groups_of(questions):
         if not goes():
@@ -105,8 +101,9 @@ def _decided(
     return parts
 
 
-def _check_fits(llm: LLM, decider: Likelihood, state: State, questions: tuple[Question, ...]) -> None:
+def _check_fits(decider: Likelihood, state: State, questions: tuple[Question, ...]) -> None:
     """Before every option is encoded behind all of it. Raises ContextOverflow."""
+    llm = decider.llm
     longest = llm.engine.longest(decider.policy)
     text = json_text(state)
     for question in questions:

@@ -13,7 +13,7 @@ from heedful.decide.answer import Answer, ChoiceAnswer, NoulAnswer
 from heedful.decide.question import MOST_LEVELS, MOST_OPTIONS, Choice, Meaning, Noul, Question, Score, check_state
 from heedful.errors import BadParameter, ContextOverflow
 from heedful.server.bodies import JSON, json_response, read_body, until_hangup
-from heedful.server.deciders import MOST_QUESTIONS, Decision, decide
+from heedful.server.deciders import MOST_QUESTIONS, Decision, decide, decider_name
 from heedful.server.decision_input import content_of, state_of_input
 from heedful.server.failures import HTTPFailure, fields_named
 from heedful.server.state import state_of
@@ -65,9 +65,11 @@ async def create_decision(request: Request) -> Response:
         judged = state_of_input(body.input)
         check_state(judged)
     questions = tuple(_question(at, asked) for at, asked in enumerate(body.questions))
+    server = state_of(request)
+    name = decider_name(server.settings, body.model)
     salt = f"{request.state.salt}\n{body.prompt_cache_key}" if body.prompt_cache_key else request.state.salt
     try:
-        decision = await until_hangup(request, decide(state_of(request), body.model, judged, questions, salt))
+        decision = await until_hangup(request, decide(server, name, judged, questions, salt))
     except ContextOverflow as error:
         message = f"{error.message}; nothing is cut here"
         raise HTTPFailure(400, message, field="input", code="context_length_exceeded") from error

@@ -31,12 +31,10 @@ from heedful.errors import (
 log = logging.getLogger("heedful.server")
 
 RETRY_AFTER_SECONDS = 2
-_PATH = re.compile(r" - at `([^`]*)`$")
-
-
 SYSTEM_ONE = "/v1/systemone"
 TOO_MANY_TOKENS = "max_tokens_exceeded"
 """System One's word for it."""
+_PATH = re.compile(r" - at `([^`]*)`$")
 
 
 class HTTPFailure(HeedfulError):

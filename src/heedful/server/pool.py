@@ -151,9 +151,11 @@ class ModelPool:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         services = [hosted.service for hosted in self.models if hosted.service is not None]
-        closing = [service.close(drain_seconds, in_hurry) for service in services]
-        closing += [hosted.decisions.close(drain_seconds, in_hurry) for hosted in self._all]
-        await asyncio.gather(*closing)
+        turns, deadline = [hosted.decisions for hosted in self._all], time.monotonic() + drain_seconds
+        await asyncio.gather(*(one.close(drain_seconds, in_hurry) for one in turns))  # they need the services
+        seconds = max(0.0, deadline - time.monotonic())
+        await asyncio.gather(*(service.close(seconds, in_hurry) for service in services))
+        await asyncio.gather(*(one.ended() for one in turns))
 
     async def _make_room(self, wanted: Hosted) -> None:
         """Unload what nobody uses, the longest unused first, until one more may be loaded."""

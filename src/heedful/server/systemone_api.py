@@ -20,13 +20,12 @@ from heedful.decide.question import MOST_LEVELS, MOST_OPTIONS, Question, questio
 from heedful.decide.question_issues import Issue, question_issues, state_issues, too_long
 from heedful.errors import ContextOverflow, UnknownModel, UsageError
 from heedful.server.bodies import JSON, json_response, read_bytes, until_hangup
-from heedful.server.deciders import MOST_QUESTIONS, decide
+from heedful.server.deciders import MOST_QUESTIONS, decide, decider_name
 from heedful.server.failures import TOO_MANY_TOKENS, HTTPFailure
 from heedful.server.state import state_of
 
 MOST_ISSUES = 1000
 """An answer tells so many; a body could have hundreds of thousands."""
-
 
 Text = str | dict[str, Any] | list[Any]
 
@@ -47,7 +46,7 @@ class ScoreQuestion(Struct, tag_field="type", tag="score", kw_only=True):
 
 
 class SystemOneBody(Struct, kw_only=True):
-    """As the OpenAPI document shows it; bodies are read by `questions_of`, which tells everything that is wrong."""
+    """As the OpenAPI document shows it; bodies are read so that everything wrong is told."""
 
     model: str = "jev-latest"
     state: Text
@@ -60,14 +59,14 @@ class SystemOneBody(Struct, kw_only=True):
 async def system_one(request: Request) -> Response:
     if request.headers.get("content-type", "").lower().startswith("multipart/"):
         raise HTTPFailure(415, "multipart bodies are for images, which no decider here looks at: send JSON")
-    raw = await read_bytes(request)
-    body, questions = await asyncio.to_thread(_read, raw)
-    salt = request.state.salt
+    server = state_of(request)
+    body, questions = await asyncio.to_thread(_read, await read_bytes(request))
     try:
-        work = decide(state_of(request), body.get("model"), body["state"], questions, salt)
-        decision = await until_hangup(request, work)
+        name = decider_name(server.settings, body.get("model"))
     except UnknownModel as error:
         raise HTTPFailure(400, f"Unknown model: {body['model']:.100}. {error.remedy}") from error
+    try:
+        decision = await until_hangup(request, decide(server, name, body["state"], questions, request.state.salt))
     except ContextOverflow as error:
         raise HTTPFailure(413, f"{error.message}; nothing is cut here", code=TOO_MANY_TOKENS) from error
     except UsageError as error:

@@ -51,10 +51,14 @@ class Turns:
             self.num_open -= 1
 
     async def close(self, drain_seconds: float = 0.0, in_hurry: Callable[[], bool] = lambda: False) -> None:
-        """As Service.close; the thread ends with what it is doing just then."""
+        """As Service.close, but without waiting for what runs then: `ended` does."""
         self._is_closing = True
         deadline = perf_counter() + drain_seconds
         while self.num_open and perf_counter() < deadline and not in_hurry():
             await asyncio.sleep(0.05)
         self._is_over = True
-        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def ended(self) -> None:
+        """After close(): the thread is gone."""
+        await asyncio.to_thread(self._executor.shutdown)
