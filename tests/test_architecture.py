@@ -23,7 +23,7 @@ RANKS = {
     **dict.fromkeys(["models", "cache", "sampling"], 2),
     **dict.fromkeys(["weights", "cost"], 3),
     "engine": 4,
-    **dict.fromkeys(["testing", "decide"], 5),
+    **dict.fromkeys(["testing", "decide", "train"], 5),
     "server": 7,
     "cli": 8,
     "__main__": 9,
@@ -51,8 +51,15 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.engine.torch_laya",
     "heedful.engine.torch_branches",
     "heedful.engine.torch_kev",
+    "heedful.engine.torch_packed",
     "heedful.engine.torch_runner",
+    "heedful.engine.torch_states",
     "heedful.models.kev_head",
+    "heedful.train.loss",
+    "heedful.train.network",
+    "heedful.train.optim",
+    "heedful.train.peak",
+    "heedful.train.trainer",
 }
 
 

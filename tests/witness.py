@@ -1,19 +1,21 @@
 """A runner whose rows bear witness: each holds all that it depends on, and every row that a step reads is checked.
 
 A row at position p is a hash of the tokens up to p, of the request's salt and of its policy, marked with its number
-format; rows that depend on more (on the prompt's length, or on what was selected) are marked with that too. The next
-token follows from the hash, so a page that came from elsewhere shows twice: in the check and in the answer.
+format; rows that depend on more (on the prompt's length, or on what was selected) are marked with that too. A recurrent
+state holds a hash of all rows before it. The next token follows from the hash, so a page that came from elsewhere shows
+twice: in the check and in the answer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from heedful.cache.pages import ARENA_PAGES, KVCache, PageLayout
+from heedful.cache.pages import ARENA_PAGES, FREED, KVCache, PageLayout, StateLayout
 from heedful.cache.policy import PAGE_LEN, SPARSE_TAIL, PagePolicy
 from heedful.cost.meter import RunnerFacts
 from heedful.models.config import ModelConfig
@@ -37,7 +39,9 @@ class WitnessRunner:
     threads = 1
     facts = RunnerFacts(1, 1)
 
-    def __init__(self, windows: tuple[int | None, ...], capacity_tokens: int) -> None:
+    def __init__(
+        self, windows: tuple[int | None, ...], capacity_tokens: int, states: StateLayout | None = None
+    ) -> None:
         self.config = config(windows)
         self.cache = KVCache(
             windows,
@@ -48,6 +52,7 @@ class WitnessRunner:
             default=KVFormat.parse("q8"),
             numbers=tuple(KV_ROW_BYTES),
             capacity_tokens=capacity_tokens,
+            states=states,
         )
         self.on_step: Callable[[Batch], None] = lambda batch: None
         self._rows: dict[Sequence, Rows] = {}
@@ -58,7 +63,10 @@ class WitnessRunner:
         for chunk in batch.chunks:
             for move in chunk.moves:
                 self._move(move.source, move.target)
+        before = [self._states(chunk.state and chunk.state.before) for chunk in batch.chunks]
         logits = [self._compute(chunk) for chunk in batch.chunks]
+        for chunk, states in zip(batch.chunks, before, strict=True):
+            self._move_state_on(chunk, states)
         wanted = [row for row, chunk in zip(logits, batch.chunks, strict=True) if chunk.reaches_end]
         return np.array(wanted, dtype=np.float32).reshape(len(wanted), VOCAB)
 
@@ -72,7 +80,7 @@ class WitnessRunner:
     def _compute(self, chunk: Chunk) -> npt.NDArray[np.float32]:
         policy = replace(self.cache.policy(chunk.sequence.request.policy), budget_pages=None)
         exact = hashes(chunk.sequence, policy, chunk.end)
-        known, new = self._rows.get(chunk.sequence, exact[: chunk.start]), exact[chunk.start :]
+        known, new = self._rows.get(chunk.sequence, exact)[: chunk.start], exact[chunk.start :]
         assert len(known) == chunk.start, (len(known), chunk.start)
         if any(span.selection is not None for span in chunk.spans):
             new = new ^ mark("chosen")
@@ -84,6 +92,23 @@ class WitnessRunner:
         logits = np.zeros(VOCAB, dtype=np.float32)
         logits[int(expected[-1] >> np.uint64(40)) % VOCAB] = 1
         return logits
+
+    def _states(self, slot: int | None) -> list[Rows]:
+        """What the slot holds, by layer."""
+        if self.cache.states is None or slot is None:
+            return []
+        return [buffer[slot % ARENA_PAGES].view(np.uint64).copy() for buffer in self.cache.states.buffers.values()]
+
+    def _move_state_on(self, chunk: Chunk, before: list[Rows]) -> None:
+        if self.cache.states is None:
+            return
+        assert chunk.state is not None
+        rows = self._rows[chunk.sequence]
+        assert (chunk.state.before is None) == (chunk.start == 0), chunk.state
+        for state in before:
+            np.testing.assert_array_equal(state, _state_of(rows[: chunk.start]))
+        for buffer in self.cache.states.buffers.values():
+            buffer[chunk.state.after % ARENA_PAGES].view(np.uint64)[:] = _state_of(rows[: chunk.end])
 
     def _store(self, span: KeySpan, new: Rows) -> None:
         for index in range(span.start // PAGE_LEN, (span.end - 1) // PAGE_LEN + 1):
@@ -118,6 +143,31 @@ class WitnessRunner:
     def _slots(self, layer: int, page: int) -> Rows:
         arena = self.cache.arenas[page // ARENA_PAGES]
         return arena.buffers[layer][page % ARENA_PAGES].view(np.uint64)[:PAGE_LEN]
+
+
+def account(cache: KVCache, sequences: list[Sequence]) -> None:
+    """Every page (a slot of a state is one) is held, as often as it says, or rests registered, or is free; bytes say so
+    too."""
+    held = {s: [page for table in s.page_tables for page in table if page != FREED] for s in sequences}
+    for sequence in sequences:
+        held[sequence] += [] if sequence.state is None else [sequence.state]
+    users = Counter(page for pages in held.values() for page in pages)
+    for arena in cache.arenas:
+        assert arena.users == Counter({page: n for page, n in users.items() if page // ARENA_PAGES == arena.index})
+        resting = {page for page in cache.registered.resting if page // ARENA_PAGES == arena.index}
+        rows = [page % ARENA_PAGES for page in (*arena.users, *resting)]
+        free = list(range(arena.num_pages))[arena._used :] + arena._free
+        assert sorted(rows + free) == list(range(arena.num_pages))
+    size_of = {arena.index: arena.page_bytes for arena in cache.arenas}
+    assert cache.taken_bytes == sum(size_of[page // ARENA_PAGES] for page in users)
+    assert cache.resting_bytes == sum(size_of[page // ARENA_PAGES] for page in cache.registered.resting)
+    assert cache.taken_bytes + cache.resting_bytes <= cache.budget_bytes
+    for sequence in sequences:
+        assert sequence.held_bytes == sum(size_of[page // ARENA_PAGES] for page in held[sequence])
+
+
+def _state_of(rows: Rows) -> np.uint64:
+    return np.bitwise_xor.reduce(rows) ^ np.uint64(len(rows))
 
 
 def mark(text: str) -> np.uint64:

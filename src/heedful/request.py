@@ -212,6 +212,12 @@ class Sequence:
     """One a layer group: page by page index of the sequence; pages behind a window are FREED (-1)."""
     held_bytes: int = 0
     """Of the pages in its tables; one that it shares counts in full here and with every other reader."""
+    state: int | None = None
+    """Where models have layers with a recurrent state: the slot that holds it; see StateStep."""
+    state_len: int = 0
+    """Tokens that the state in `state` has seen, once the step that was planned last has run."""
+    state_cuts: tuple[int, ...] = ()
+    """Positions at which a state is to be kept: a chunk ends there."""
     selected: Any = None
     """int32 (layers, K, pages): what a page selection last chose; see Selection."""
     exact_len: int | None = None
@@ -304,6 +310,16 @@ class PageMove:
     target: int
 
 
+@dataclass(frozen=True)
+class StateStep:
+    """Where a chunk's recurrent state begins and where it ends, by slot. All are read before any is written."""
+
+    before: int | None
+    """None: the sequence begins here, from zeros."""
+    after: int
+    """The same slot as `before` unless that is shared or kept."""
+
+
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """The part of one sequence that a step computes: the tokens at positions [start, end)."""
@@ -317,6 +333,8 @@ class Chunk:
     """Logits are wanted of the tokens at positions [logits_from, end)."""
     moves: tuple[PageMove, ...] = ()
     """To be done before anything of the batch is stored."""
+    state: StateStep | None = None
+    """None where no layer has a recurrent state."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -4,7 +4,6 @@ what could be, and the reason for the rest is true."""
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from heedful.cache.pages import ARENA_PAGES, FREED, KVCache
 from heedful.cache.policy import PAGE_LEN
 from heedful.cache.prefix import Chain, PageRun, PrefixReport, longest_prefix, root_of
 from heedful.cost.receipt import Receipt
 from heedful.engine.engine import Engine
 from heedful.engine.scheduler import Scheduler
 from heedful.request import CachePolicy, Finish, KVFormat, Request, SamplingParams, Sequence
-from witness import VOCAB, WitnessRunner
+from witness import VOCAB, WitnessRunner, account
 
 POLICIES = (
     CachePolicy(),
@@ -64,24 +62,6 @@ def answer(engine: Engine, prompt: tuple[int, ...], max_tokens: int = 1, **field
     sequence = ask(engine, prompt, max_tokens, **fields)
     receipt = finish(engine, sequence)
     return sequence.token_ids, receipt
-
-
-def account(cache: KVCache, sequences: list[Sequence]) -> None:
-    """Every page is in tables, as often as it says, or rests registered, or is free; bytes say the same."""
-    users = Counter(page for s in sequences for table in s.page_tables for page in table if page != FREED)
-    for arena in cache.arenas:
-        assert arena.users == Counter({page: n for page, n in users.items() if page // ARENA_PAGES == arena.index})
-        resting = {page for page in cache.registered.resting if page // ARENA_PAGES == arena.index}
-        rows = [page % ARENA_PAGES for page in (*arena.users, *resting)]
-        free = list(range(arena.num_pages))[arena._used :] + arena._free
-        assert sorted(rows + free) == list(range(arena.num_pages))
-    size_of = {arena.index: arena.page_bytes for arena in cache.arenas}
-    assert cache.taken_bytes == sum(size_of[page // ARENA_PAGES] for page in users)
-    assert cache.resting_bytes == sum(size_of[page // ARENA_PAGES] for page in cache.registered.resting)
-    assert cache.taken_bytes + cache.resting_bytes <= cache.budget_bytes
-    for sequence in sequences:
-        held = [page for table in sequence.page_tables for page in table if page != FREED]
-        assert sequence.held_bytes == sum(size_of[page // ARENA_PAGES] for page in held)
 
 
 def test_two_thousand_requests_and_every_row_is_right() -> None:

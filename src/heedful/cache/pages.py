@@ -4,6 +4,9 @@ Layers with the same window form a *group*: they hold the same positions, so one
 the group's layers. An *arena* holds a group's pages of one number format. Behind a group's window pages go back at
 once; when a sequence ends all of its pages do. A page that is registered by what it holds (sharing.py) can be in the
 tables of several sequences, and stays after them until its memory is needed.
+
+Where a model has layers with a recurrent state, each sequence has a slot for them: a page of a kind of its own, taken,
+shared, registered and evicted like others. A state cannot be cut, so one that is registered is never written again.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from heedful.cache.policy import (
     PagePolicy,
     resolve,
 )
-from heedful.cache.prefix import PrefixIndex
+from heedful.cache.prefix import PageName, PrefixIndex
 from heedful.errors import CacheFull
 from heedful.request import (
     KV_ROW_BYTES,
@@ -40,6 +43,7 @@ from heedful.request import (
     PageMove,
     Selection,
     Sequence,
+    StateStep,
 )
 
 FREED = -1
@@ -70,6 +74,17 @@ class PageLayout:
 
     page_bytes: int
     bounds_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What layers with a recurrent state take of each sequence, whatever its length."""
+
+    layers: int
+    layer_bytes: int
+
+
+STATE_FORMAT = KVFormat("f32", "f32")
 
 
 def plain_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
@@ -139,10 +154,11 @@ class KVCache:
         default: KVFormat,
         numbers: tuple[str, ...],
         capacity_tokens: int,
+        states: StateLayout | None = None,
     ) -> None:
-        """`windows` per layer. `layout_of`: how the runner lays out a page. `default`: its format where a request names
-        none; `numbers`: the number formats that it can hold. `capacity_tokens`: tokens of the default format that fit
-        where no layer has a window, over all sequences.
+        """`windows` per attention layer. `layout_of`: how the runner lays out a page. `default`: its format where a
+        request names none; `numbers`: the number formats that it can hold. `capacity_tokens`: tokens of the default
+        format that fit where no layer has a window, over all sequences; `states` lie in the same memory.
         """
         self.groups = layer_groups(windows)
         self.default = default
@@ -164,6 +180,21 @@ class KVCache:
         self.budget_bytes = pages_for(capacity_tokens) * sum(
             self._page_bytes(group, default) for group in range(len(self.groups))
         )
+        self.states = None if states is None else self._new_state_arena(states)
+        """The slots of recurrent states; the arena of a group of its own, behind those of attention layers."""
+
+    def _new_state_arena(self, states: StateLayout) -> PageArena:
+        layout = PageLayout(states.layer_bytes)
+        rows = max(1, self.budget_bytes // (states.layers * states.layer_bytes))
+        arena = PageArena(0, len(self.groups), tuple(range(states.layers)), STATE_FORMAT, layout, rows)
+        self._arenas[arena.group, STATE_FORMAT.name] = arena
+        self.arenas.append(arena)
+        return arena
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence's recurrent states."""
+        return 0 if self.states is None else self.states.page_bytes
 
     def policy(self, asked: CachePolicy) -> PagePolicy:
         """Raises BadParameter for what this cache cannot do."""
@@ -177,7 +208,7 @@ class KVCache:
     def bytes_needed(self, asked: CachePolicy, longest: int, chunk_len: int) -> int:
         """The most that a sequence of `longest` tokens can hold, computed in chunks of up to `chunk_len`."""
         policy = self.policy(asked)
-        most = 0
+        most = self.state_bytes
         for index, group in enumerate(self.groups):
             pages, window = pages_for(longest), policy.window_of(group.window)
             if window is not None:
@@ -197,7 +228,7 @@ class KVCache:
             end = min(end, policy.window)
         if policy.sparse_prefill and start < (tail := sequence.prompt_len - SPARSE_TAIL):
             end = min(end, tail)
-        return end
+        return min([end, *(cut for cut in sequence.state_cuts if start < cut)])
 
     def plan(self, sequence: Sequence, end: int) -> Chunk:
         """Take pages for positions [cached_len, end) and say what the step must store and read.
@@ -216,7 +247,8 @@ class KVCache:
         self._check_room(sequence, end, outdated)
         moves = tuple(self._move(index, sequence, page) for index in groups for page in outdated[index])
         spans = tuple(self._plan_group(index, sequence, end) for index in groups)
-        return Chunk(sequence, start, end, spans, _logits_from(sequence, end), moves)
+        state = None if self.states is None else self._plan_state(self.states, sequence, end)
+        return Chunk(sequence, start, end, spans, _logits_from(sequence, end), moves, state)
 
     def release(self, sequence: Sequence) -> None:
         """Give back every page of the sequence, the last one first: memory is taken from the end of a prefix."""
@@ -224,6 +256,9 @@ class KVCache:
             for table in sequence.page_tables:
                 if page_index < len(table) and table[page_index] != FREED:
                     self._give_back(sequence, table[page_index])
+        if sequence.state is not None:
+            self._give_back(sequence, sequence.state)
+            sequence.state = None
         assert sequence.held_bytes == 0, sequence.held_bytes
         sequence.page_tables = []
         sequence.selected = None
@@ -253,6 +288,32 @@ class KVCache:
             sink_distance=distance,
             selection=self._selection(policy, group, sequence, end),
         )
+
+    def _plan_state(self, states: PageArena, sequence: Sequence, end: int) -> StateStep:
+        """In the sequence's own slot; from one that is kept or shared the state moves on into a new one."""
+        before = sequence.state
+        assert before is None or sequence.state_len == sequence.cached_len, (sequence.state_len, sequence.cached_len)
+        if before is None or self.registered.has_page(before):
+            if before is not None:
+                self._give_back(sequence, before)  # whoever takes its slot in this step writes after it is read
+            sequence.state = self.take(states.group, states.format, sequence)
+        assert sequence.state is not None
+        sequence.state_len = end
+        return StateStep(before, sequence.state)
+
+    def _state_bytes_to_take(self, sequence: Sequence) -> int:
+        """Beyond what planning gives back."""
+        if self.states is None or (sequence.state is not None and self.states.users[sequence.state] == 1):
+            return 0
+        return self.state_bytes
+
+    def forget(self, name: PageName) -> None:
+        """A registered page that nobody uses becomes free; any other stays."""
+        page = self.registered.forget(name)
+        if page is not None:
+            arena = self.arenas[page // ARENA_PAGES]
+            self.resting_bytes -= arena.page_bytes
+            arena.give_back(page)
 
     def _kept(self, index: int, sequence: Sequence) -> tuple[int, int]:
         """(pages of sinks, page that holds the oldest key that a query from cached_len on sees besides)."""
@@ -307,7 +368,7 @@ class KVCache:
 
     def _check_room(self, sequence: Sequence, end: int, outdated: list[list[int]]) -> None:
         """Raises CacheFull where the pages to take do not fit beside those that are taken."""
-        policy, needed = self.policy(sequence.request.policy), 0
+        policy, needed = self.policy(sequence.request.policy), self._state_bytes_to_take(sequence)
         for index, table in enumerate(sequence.page_tables):
             precise = self._arena(index, policy.precise)
             needed += (pages_for(end) - len(table)) * precise.page_bytes

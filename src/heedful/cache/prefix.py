@@ -102,6 +102,20 @@ class PrefixIndex:
     def wake(self, page: int) -> None:
         del self.resting[page]
 
+    def touch(self, name: PageName) -> None:
+        """If its page rests, it goes after all that do."""
+        page = self._pages.get(name)
+        if page is not None and page in self.resting:
+            self.resting.move_to_end(page)
+
+    def forget(self, name: PageName) -> int | None:
+        """Forget a page that rests; None where it does not, or is not registered."""
+        page = self._pages.get(name)
+        if page is None or page not in self.resting:
+            return None
+        del self.resting[page], self._pages[name], self._names[page]
+        return page
+
     def evict(self) -> int | None:
         """Forget the page that has rested longest; None when every page is in use."""
         if not self.resting:
@@ -148,8 +162,9 @@ class PrefixReport:
     """"none_before": nothing was served before; "other_key": only requests with other salts were, and nobody is told
     what they asked; "policy_differs": it was served under another policy; "tokens_differ"; "earlier_ended": an earlier
     sequence is the beginning of this one; "page_border": all of it is known, and whole pages without the last token
-    were reused; "evicted"; "not_yet_computed": the sequence that has it still runs; "not_recorded": pages from disk,
-    or from so long ago that their tokens are forgotten."""
+    were reused; "evicted"; "not_yet_computed": the sequence that has it still runs; "no_state_kept": in a model with
+    recurrent states, none was kept, or is any more, where the tokens part; "not_recorded": pages from disk, or from so
+    long ago that their tokens are forgotten."""
 
 
 @dataclass
@@ -184,9 +199,18 @@ class ServedRecord:
         self._served.append(served)
         return served
 
-    def explain(self, salt: str, root: bytes, prompt: Tokens, cached_len: int, most: int) -> PrefixReport:
-        """`most`: tokens that could be reused at best, were all pages there."""
+    def common_len(self, salt: str, root: bytes, prompt: Tokens) -> int:
+        """The most tokens at the prompt's beginning that a sequence with this salt and policy had too."""
+        same = (served for served in self._served if served.salt == salt and served.root == root)
+        return max((served.common_len(prompt) for served in same), default=0)
+
+    def explain(
+        self, salt: str, root: bytes, prompt: Tokens, cached_len: int, most: int, *, has_states: bool = False
+    ) -> PrefixReport:
+        """`most`: tokens that could be reused at best, were all pages there; and states, where the model has them."""
         diverged_at, reason = self._why(salt, root, prompt, cached_len, most)
+        if has_states and reason in ("evicted", "not_yet_computed"):
+            reason = "no_state_kept"
         return PrefixReport(cached_len, diverged_at, reason)
 
     def _why(self, salt: str, root: bytes, prompt: Tokens, cached_len: int, most: int) -> tuple[int | None, str]:

@@ -209,6 +209,10 @@ def _check_dimensions(numbers: Dimensions) -> None:
         if getattr(numbers, parameter) is None:
             remedy = "Give --layers and --heads, or a model: smollm2, gemma3-270m, minilm, or a file's path."
             raise BadParameter(_flag(parameter), "is not known", remedy)
+    delta_layers = () if numbers.delta is None else numbers.delta.layers
+    if (numbers.layers or 0) <= len(delta_layers):
+        what = f"{numbers.layers:,} leave no attention layer beside {len(delta_layers)} of DeltaNet"
+        raise BadParameter("--layers", what, "Leave it out.")
     if numbers.kv_heads is not None and (numbers.heads or 0) % numbers.kv_heads:
         raise BadParameter(
             "--kv-heads",

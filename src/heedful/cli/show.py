@@ -41,7 +41,7 @@ def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> d
     from heedful.cost.meter import windows_in_words
     from heedful.cost.quality import measured_policies
 
-    rows = 2 * config.num_kv_heads * config.num_layers  # of one token: K and V of every KV head of every layer
+    rows = 2 * config.num_kv_heads * len(config.windows)  # of one token: K and V of every KV head of every such layer
     weights = config.linear_weights + config.head_weights * (1 if config.tied_head else 2)
     contexts = sorted({1024, min(8192, config.context_len), config.context_len})
     return {
@@ -58,6 +58,8 @@ def _facts(name: str, path: Path, licence: str | None, config: ModelConfig) -> d
         "vocabulary": config.vocab_size,
         "context": config.context_len,
         "windows": windows_in_words(config.windows),
+        "delta_layers": len(config.delta_layers),
+        "state_bytes": config.state_bytes,
         "weights": weights,
         "file_bytes": _file_bytes(path),
         "torch_memory_bytes": 4 * weights,
@@ -149,7 +151,7 @@ def _print_table(facts: dict[str, Any]) -> None:
         ("model", f"{facts['model']} ({facts['family']})"),
         ("path", facts["path"]),
         ("licence", facts["licence"] or "not stated"),
-        ("layers", f"{facts['layers']} (attention window: {windows})"),
+        ("layers", f"{facts['layers']} (attention window: {windows}{_delta_layers(facts)})"),
         ("heads", f"{facts['heads']} query, {facts['kv_heads']} KV, {facts['head_dim']} channels each"),
         ("hidden, MLP", f"{facts['hidden']:,}, {facts['intermediate']:,}"),
         ("vocabulary", f"{facts['vocabulary']:,}"),
@@ -157,10 +159,16 @@ def _print_table(facts: dict[str, Any]) -> None:
         ("weights", f"{human(facts['weights'])}, {human(facts['file_bytes'])}B on disk and about as much in memory; "
                     f"{human(facts['torch_memory_bytes'])}B with --runner torch"),
         ("KV of 1,000 tokens", ", ".join(f"{human(size)}B {name}" for name, size in kv.items())),
+        *([("state", f"{human(facts['state_bytes'])}B a sequence, of any length")] if facts["state_bytes"] else []),
         *((f"visits at {int(n):,}", f"{visits:,} a token") for n, visits in facts["visits_per_token"].items()),
     ]  # fmt: skip
     _print_rows(rows)
     _print_policies(facts["measured_policies"])
+
+
+def _delta_layers(facts: dict[str, Any]) -> str:
+    count = facts["delta_layers"]
+    return f"; {count} of gated DeltaNet" if count else ""
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:

@@ -62,7 +62,7 @@ def explain(model: str, config: ModelConfig, facts: RunnerFacts, receipt: Receip
 def _tokens_computed(receipt: Receipt, config: ModelConfig) -> int:
     """Prompt and output tokens that passed through the layers, or were there: n of them make n (n + 1) / 2 dense visits
     a head. The last output token does not, unless an end-of-text token came after it."""
-    of_head = receipt.visits.dense // (config.num_heads * config.num_layers)
+    of_head = receipt.visits.dense // (config.num_heads * len(config.windows))
     return (isqrt(8 * of_head + 1) - 1) // 2
 
 

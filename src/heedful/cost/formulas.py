@@ -46,6 +46,7 @@ class Shape:
     """What the cost of a transformer depends on. None: not known, and what depends on it is None too."""
 
     layers: int
+    """Of attention."""
     heads: int
     """Query heads of a layer."""
     kv_heads: int | None = None
@@ -61,6 +62,10 @@ class Shape:
     """Weights of the matrix that makes logits, passed once per sampled token."""
     causal: bool = True
     """False: an encoder, every token sees every token."""
+    state_bytes: int = 0
+    """What a sequence carries in layers that are not attention, whatever its length; each step reads and writes it."""
+    recurrence_flops: int = 0
+    """What moving it on takes, of one token."""
 
     def __post_init__(self) -> None:
         assert min(self.layers, self.heads) >= 1, self
@@ -72,7 +77,7 @@ class Shape:
     @staticmethod
     def from_config(config: ModelConfig) -> Shape:
         return Shape(
-            layers=config.num_layers,
+            layers=len(config.windows),
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -80,6 +85,8 @@ class Shape:
             dense_layers=config.windows[:DENSE_LAYERS].count(None),
             linear_weights=config.linear_weights,
             head_weights=config.head_weights,
+            state_bytes=config.state_bytes,
+            recurrence_flops=config.recurrence_flops,
         )
 
     @property
@@ -129,7 +136,7 @@ class Cost:
     bounds_read: int | None
     """Of pages, to choose by; one a KV head."""
     kv_bytes_read: int | None
-    """Rows and bounds. Chosen pages count as main ones as far as there are such: at least so much."""
+    """Rows, bounds and states. Chosen pages count as main ones as far as there are such: at least so much."""
     kv_bytes_written: int | None
     kv_bytes_held: int | None
     kv_bytes_per_token: int | None
@@ -205,6 +212,7 @@ def prefill_cost(shape: Shape, tokens: int, cached: int = 0, policy: PagePolicy 
         keys=keys,
         dense=shape.layers * attended(0, tokens, None),
         by_prefix=cold.seen - keys.seen,
+        from_zeros=not cached,
         held_tokens=tokens,
         passes=prompt_steps(policy, tokens, cached),
         head_passes=1,
@@ -289,11 +297,14 @@ def _cost(
     held_tokens: int = 0,
     sampled: int = 0,
     flops_factor: int = 1,
+    from_zeros: bool = False,
 ) -> Cost:
-    """`keys`, `dense`, `by_*`: of one head, summed over layers. `passes`: times the layers' weights are read."""
+    """`keys`, `dense`, `by_*`: of one head, summed over layers. `passes`: times the layers' weights are read.
+    `from_zeros`: the first of them has no state to read."""
     held = [(count, layer.held_keys(held_tokens)) for layer, count in shape.on_paper(policy)] if held_tokens else []
     main_held, precise_held = (sum(count * rows[i] for count, rows in held) for i in (0, 1))
     rows = _Rows(shape.kv_heads, shape.head_dim, policy)
+    state_bytes = shape.state_bytes if held_tokens else 0
     bounds = _times(keys.bounds_read, shape.kv_heads)
     bounds_size = None if shape.head_dim is None else _times(bounds_bytes(shape.head_dim), bounds)
     return Cost(
@@ -307,11 +318,16 @@ def _cost(
         kv_rows_written=rows.number(keys.main_written + keys.precise_written),
         kv_rows_held=rows.number(main_held + precise_held),
         bounds_read=bounds,
-        kv_bytes_read=_plus(rows.size(keys.main_read, keys.precise_read), bounds_size),
-        kv_bytes_written=rows.size(keys.main_written, keys.precise_written),
-        kv_bytes_held=rows.size(main_held, precise_held),
+        kv_bytes_read=_plus(
+            rows.size(keys.main_read, keys.precise_read), _plus(bounds_size, (passes - from_zeros) * state_bytes)
+        ),
+        kv_bytes_written=_plus(rows.size(keys.main_written, keys.precise_written), passes * state_bytes),
+        kv_bytes_held=_plus(rows.size(main_held, precise_held), state_bytes),
         kv_bytes_per_token=rows.size(shape.layers if held_tokens else 0, 0),
-        linear_flops=_weights(shape, 2 * flops_factor * tokens, 2 * flops_factor * sampled),
+        linear_flops=_plus(
+            _weights(shape, 2 * flops_factor * tokens, 2 * flops_factor * sampled),
+            flops_factor * tokens * shape.recurrence_flops,
+        ),
         attention_flops=_times(4 * flops_factor * shape.heads * keys.seen, shape.head_dim),
         selection_flops=_times(4 * shape.heads * keys.bounds_read, shape.head_dim),
         linear_passes=passes,

@@ -60,6 +60,8 @@ class Meter:
     """Rows of keys, and as many of values."""
     rows_written: Counter[KVFormat] = field(default_factory=Counter)
     bounds_read: int = 0
+    states_read: int = 0
+    states_written: int = 0
     held_bytes_peak: int = 0
     weight_bytes_read: int = 0
     tokens_computed: int = 0
@@ -105,7 +107,15 @@ class Meter:
         self.weight_bytes_read += weight_bytes
         self.tokens_computed += chunk.end - chunk.start
         self.logits_computed += chunk.num_logits
-        return self._count_rows(chunk, config.num_kv_heads, config.head_dim)
+        return self._count_rows(chunk, config.num_kv_heads, config.head_dim) + self._count_state(chunk, config)
+
+    def _count_state(self, chunk: Chunk, config: ModelConfig) -> int:
+        """Returns the bytes read."""
+        if chunk.state is None:
+            return 0
+        self.states_written += 1
+        self.states_read += chunk.state.before is not None
+        return 0 if chunk.state.before is None else config.state_bytes
 
     def _count_rows(self, chunk: Chunk, kv_heads: int, head_dim: int) -> int:
         """Returns the bytes read."""
@@ -157,15 +167,18 @@ class Meter:
             ),
             kv=KVTraffic(
                 policy.main.name,
-                rows_bytes(self.rows_read.items(), config.head_dim) + self.bounds_read * bounds_bytes(config.head_dim),
-                rows_bytes(self.rows_written.items(), config.head_dim),
+                rows_bytes(self.rows_read.items(), config.head_dim)
+                + self.bounds_read * bounds_bytes(config.head_dim)
+                + self.states_read * config.state_bytes,
+                rows_bytes(self.rows_written.items(), config.head_dim) + self.states_written * config.state_bytes,
                 self.held_bytes_peak,
                 2 * self.rows_read.total(),
                 self.bounds_read,
             ),
             weights=WeightTraffic(self.weight_bytes_read),
             flops=Flops(
-                linear=2 * (config.linear_weights * self.tokens_computed + config.head_weights * self.logits_computed),
+                linear=2 * (config.linear_weights * self.tokens_computed + config.head_weights * self.logits_computed)
+                + config.recurrence_flops * self.tokens_computed,
                 attention=4 * config.head_dim * total,
                 selection=4 * config.head_dim * self.bounds_read * (config.num_heads // config.num_kv_heads),
             ),

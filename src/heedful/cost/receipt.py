@@ -45,6 +45,8 @@ class Guesses:
 
 @dataclass(frozen=True)
 class KVTraffic:
+    """Bytes are those of rows, of bounds, and of recurrent states, which each step reads and writes once."""
+
     format: str
     bytes_read: int
     bytes_written: int

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 
 from heedful.cache.policy import DENSE_LAYERS
 from heedful.cost.formulas import Shape
-from heedful.models.config import ModelConfig
+from heedful.models.config import DeltaNet, ModelConfig
 
 WindowRuns = tuple[tuple[int | None, int], ...]
 """(window, number of layers in a row that have it), in layer order; repeated until all layers have one."""
@@ -34,6 +34,8 @@ class Dimensions:
     gated_mlp: bool = True
     """Three matrices in the MLP, not two."""
     causal: bool = True
+    delta: DeltaNet | None = None
+    """Layers that are none of attention, counted in `layers` too."""
 
     @staticmethod
     def from_config(config: ModelConfig) -> Dimensions:
@@ -48,31 +50,41 @@ class Dimensions:
             context_len=config.context_len,
             windows=tuple((window, 1) for window in config.windows),
             gated_mlp=config.gated_mlp,
+            delta=config.delta,
         )
 
     def shape(self) -> Shape:
         assert self.layers is not None, self
         assert self.heads is not None, self
+        attention_layers = self.layers - self._delta_layers
         return Shape(
-            layers=self.layers,
+            layers=attention_layers,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            windows=_count_windows(self.windows, self.layers),
-            dense_layers=_first_windows(self.windows, min(DENSE_LAYERS, self.layers)).count(None),
+            windows=_count_windows(self.windows, attention_layers),
+            dense_layers=_first_windows(self.windows, min(DENSE_LAYERS, attention_layers)).count(None),
             linear_weights=self._linear_weights,
             head_weights=self._head_weights if self.causal else 0,
             causal=self.causal,
+            state_bytes=0 if self.delta is None else self._delta_layers * self.delta.state_bytes,
+            recurrence_flops=0 if self.delta is None else self._delta_layers * self.delta.recurrence_flops,
         )
+
+    @property
+    def _delta_layers(self) -> int:
+        return 0 if self.delta is None else len(self.delta.layers)
 
     @property
     def _linear_weights(self) -> int | None:
         """As `ModelConfig.linear_weights`, which needs every number."""
         match (self.layers, self.heads, self.kv_heads, self.head_dim, self.hidden, self.intermediate):
             case (int(layers), int(heads), int(kv_heads), int(head_dim), int(hidden), int(intermediate)):
-                attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+                gated = self.delta is not None  # then attention's output is too, by a matrix of its own
+                attention = hidden * head_dim * ((3 if gated else 2) * heads + 2 * kv_heads)
+                delta = 0 if self.delta is None else self._delta_layers * self.delta.weights(hidden)
                 mlp = hidden * intermediate * (3 if self.gated_mlp else 2)
-                return layers * (attention + mlp)
+                return (layers - self._delta_layers) * attention + delta + layers * mlp
         return None
 
     @property

@@ -130,8 +130,7 @@ class Engine:
         sequence = Sequence(request, list(prompt))
         state = None if grammar is None else grammar.begin()
         sampler = Sampler(request.sampling, prompt, vocab_size, state)
-        guesses = request.speculate and request.policy.budget is None  # which reads pages for one query at a time
-        drafter = Drafter(sequence.token_ids) if guesses else None
+        drafter = Drafter(sequence.token_ids) if request.speculate and self.can_guess(request.policy) else None
         return Prepared(sequence, _Running(sampler, Meter(sequence), max_tokens, state, drafter), most_cached)
 
     def enqueue(self, prepared: Prepared) -> Sequence:
@@ -149,6 +148,11 @@ class Engine:
             return self.context_len
         return MOST_POSITIONS
 
+    def can_guess(self, policy: CachePolicy) -> bool:
+        """Whether guessed tokens can be checked: a budget reads pages for one query at a time, and a recurrent state
+        that has seen a wrong guess cannot be taken back."""
+        return policy.budget is None and self.runner.cache.states is None
+
     def step(self) -> list[NewToken]:
         """Schedule, run, count, sample. Returns the tokens that this step produced, end-of-text ids left out."""
         began, cpu_began = perf_counter(), process_time()
@@ -164,7 +168,7 @@ class Engine:
                 policy = self.runner.cache.policy(chunk.sequence.request.policy)
                 meter.count_prefix(chunk.sequence.prefix, self.runner.config, policy)
         self.last_step_sequences = len(batch.chunks)
-        logits = self.runner.run(batch)
+        logits = self._run(batch)
         self._count(batch, busy_core_seconds=process_time() - cpu_began)
         tokens: list[NewToken] = []
         first_row = 0
@@ -172,6 +176,18 @@ class Engine:
             tokens += self._choose(chunk, logits[first_row : first_row + chunk.num_logits])
             first_row += chunk.num_logits
         return tokens
+
+    def _run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """A step that breaks off leaves rows that the next one writes again, but recurrent states half moved on: their
+        sequences end with it."""
+        try:
+            return self.runner.run(batch)
+        except BaseException as error:
+            for chunk in batch.chunks if self.runner.cache.states is not None else ():
+                if isinstance(error, Exception):
+                    chunk.sequence.error = error
+                self.end(chunk.sequence, Finish.ERROR if isinstance(error, Exception) else Finish.CANCELLED)
+            raise
 
     def _guess(self) -> None:
         """Put drafts on the sequences that decode, where they are few enough for it to pay."""

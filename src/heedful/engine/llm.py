@@ -8,6 +8,7 @@ print(answer.text, answer.receipt.line())
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -28,6 +29,8 @@ from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequen
 from heedful.sampling.sampler import Sampled
 from heedful.weights.load import load
 from heedful.weights.source_names import default_model
+
+log = logging.getLogger("heedful")
 
 DEFAULT_MAX_TOKENS = 256
 PREFIX_CACHE_BYTES = 2_000_000_000
@@ -109,6 +112,8 @@ class LLM:
         self.engine = Engine(
             made, model_name=model, context_len=self.context_len, eos_ids=loaded.tokenizer.eos_ids, disk=disk
         )
+        if speculate and not self.engine.can_guess(CachePolicy()):
+            log.warning("heedful: speculate is off: what %s layers remember cannot be taken back", self.config.family)
 
     def close(self) -> None:
         """Wait until the prefix cache has all pages; it takes none afterwards. Answers can still be asked for."""

@@ -9,6 +9,7 @@ from heedful.cache.policy import PAGE_LEN
 from heedful.engine.runner import Runner
 from heedful.errors import BadParameter, CacheFull, UnsupportedModel
 from heedful.kernels import native
+from heedful.models.config import ModelConfig
 from heedful.request import DEFAULT_KV_FORMAT, KV_ROW_BYTES, KVFormat
 from heedful.weights.load import LoadedModel
 
@@ -25,6 +26,7 @@ KV_NUMBERS = {"native": native.KV_NUMBERS, "torch": ("f32",)}
 """Of keys and of values, apart, where a request names no format of its own."""
 
 _BUILD = "Install a C++ compiler, then heedful again."
+_TORCH = "Choose the torch runner, or leave the choice to heedful."
 
 log = logging.getLogger("heedful")
 
@@ -46,14 +48,14 @@ def make_runner(
     Raises BadParameter for a kind or KV format that there is not, UnsupportedModel when nothing can run the model,
     CacheFull when it does not fit into memory.
     """
-    chosen = _chosen(kind)
+    chosen = _chosen(kind, loaded.config)
     kv_format = kv_format or (DEFAULT_KV_FORMAT if chosen == "native" else "f32")
     form = KVFormat.parse(kv_format)
     if not {form.keys, form.values} <= set(KV_NUMBERS[chosen]):
         raise BadParameter("kv", f"{kv_format!r} is not a format of the {chosen} runner", _choices(KV_NUMBERS[chosen]))
-    if weights_format not in (None, "q8", "q4") or (weights_format and chosen != "native"):
+    if weights_format not in (None, *native.WEIGHTS_FORMATS) or (weights_format and chosen != "native"):
         raise BadParameter(
-            "weights", f"{weights_format!r} is not known to the {chosen} runner", "Native has q8 and q4."
+            "weights", f"{weights_format!r} is not known to the {chosen} runner", "Native has q8, q6 and q4."
         )
     capacity = _capacity_tokens(loaded, chosen, form, context_len, free_memory_bytes, kv_memory_bytes)
     config, weights = loaded.config, loaded.weights
@@ -73,10 +75,12 @@ def make_runner(
     return TorchRunner(config, weights, capacity_tokens=capacity, threads=threads)
 
 
-def _chosen(kind: str) -> str:
+def _chosen(kind: str, config: ModelConfig) -> str:
     if kind not in ("auto", *KV_NUMBERS):
         raise BadParameter("runner", f"{kind!r} is not known", _choices(("auto", *KV_NUMBERS)))
-    if kind in ("auto", "native") and native.is_built():
+    if kind == "native" and config.delta is not None:
+        raise UnsupportedModel(f"the native kernels lack the DeltaNet layers of {config.family}", _TORCH)
+    if kind in ("auto", "native") and native.is_built() and config.delta is None:
         return "native"
     if kind == "native":
         raise UnsupportedModel("the native kernels are not built here", _BUILD)
@@ -84,7 +88,8 @@ def _chosen(kind: str) -> str:
         missing = "PyTorch is not installed" if kind == "torch" else "neither native kernels nor PyTorch are here"
         raise UnsupportedModel(missing, "pip install 'heedful[torch]'" + (f", or: {_BUILD}" if kind == "auto" else "."))
     if kind == "auto":
-        log.warning("heedful: the native kernels are not built here; running on PyTorch, which is slower")
+        why = "are not built here" if config.delta is None else f"lack the DeltaNet layers of {config.family}"
+        log.warning("heedful: the native kernels %s; running on PyTorch, which is slower", why)
     return "torch"
 
 
@@ -115,7 +120,7 @@ def _capacity_tokens(
     stored = sum(tensor.num_bytes for tensor in loaded.weights.values())
     weights_bytes = stored if kind == "native" else 4 * sum(t.num_weights for t in loaded.weights.values())
     row_bytes = KV_ROW_BYTES[form.keys](config.head_dim) + KV_ROW_BYTES[form.values](config.head_dim)
-    token_bytes = config.num_kv_heads * config.num_layers * row_bytes
+    token_bytes = config.num_kv_heads * len(config.windows) * row_bytes
     if kv_memory_bytes is not None:
         return _capacity_of(kv_memory_bytes, token_bytes)
     if not free_memory_bytes:

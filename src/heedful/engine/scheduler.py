@@ -199,13 +199,18 @@ class Scheduler:
 
     def _awaits_prefix(self, sequence: Sequence) -> bool:
         """Whether a running sequence is computing pages just now with which this one could begin."""
-        return any(
-            other.cached_len < pages_shared(sequence, other) * PAGE_LEN
-            for other in self._running
-            if not _is_decoding(other)
-            and other.request.policy == sequence.request.policy
-            and other.request.cache_salt == sequence.request.cache_salt
-        )
+        for other in self._running:
+            if (
+                _is_decoding(other)
+                or other.request.policy != sequence.request.policy
+                or other.request.cache_salt != sequence.request.cache_salt
+            ):
+                continue
+            shared = pages_shared(sequence, other) * PAGE_LEN
+            if other.cached_len < shared:
+                self.sharing.expect(other, shared)
+                return True
+        return False
 
 
 def pages_shared(first: Sequence, second: Sequence) -> int:

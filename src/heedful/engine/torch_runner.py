@@ -6,7 +6,7 @@ Keys and values are stored as the request's policy says and read back as float32
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -19,6 +19,7 @@ from torch import Tensor
 from heedful.cache.pages import ARENA_PAGES, KVCache, PageArena, PageLayout, plain_layout
 from heedful.cache.policy import PAGE_LEN, rotation_block
 from heedful.cost.meter import RunnerFacts
+from heedful.engine.torch_states import StateSlots, on_device, state_layout
 from heedful.kernels import reference
 from heedful.kernels.attention import attention, causal_bias
 from heedful.models.config import ModelConfig
@@ -41,7 +42,7 @@ class TorchRunner:
         self.threads = threads
         self.config = config
         self.device = torch.device(device)
-        self.decoder = build_decoder(config, weights).to(self.device)
+        self.decoder = build_model(config, weights).to(self.device)
         self.cache = KVCache(
             config.windows,
             config.num_kv_heads,
@@ -50,16 +51,18 @@ class TorchRunner:
             default=KVFormat("f32", "f32"),
             numbers=tuple(KV_ROW_BYTES),
             capacity_tokens=capacity_tokens,
+            states=state_layout(config),
         )
+        self._states = None if self.cache.states is None else StateSlots(self.cache.states, config, self.device)
         self.facts = RunnerFacts(linear_bytes=4 * config.linear_weights, head_bytes=4 * config.head_weights)
-        self._arenas: list[_ArenaRows] = []
+        self._arenas: dict[int, _ArenaRows] = {}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
         positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
-        attend = self.attend(batch)
-        hidden = self.decoder(*(torch.tensor(ints, device=self.device) for ints in (token_ids, positions)), attend)
+        over_time = [self.attend(batch), *([] if self._states is None else [self._states.recur(batch)])]
+        hidden = self.decoder(*(torch.tensor(ints, device=self.device) for ints in (token_ids, positions)), *over_time)
         ends = np.cumsum([chunk.end - chunk.start for chunk in batch.chunks]) - 1
         wanted = [
             row
@@ -72,8 +75,9 @@ class TorchRunner:
 
     def attend(self, batch: Batch) -> PagedAttend:
         """What the model's layers call in this step; page moves are done."""
-        for arena in self.cache.arenas[len(self._arenas) :]:
-            self._arenas.append(_ArenaRows(arena, self.config, self.device))
+        for arena in self.cache.arenas:
+            if arena.index not in self._arenas and arena is not self.cache.states:
+                self._arenas[arena.index] = _ArenaRows(arena, self.config, self.device)
         for chunk in batch.chunks:
             for move in chunk.moves:
                 self._move(move.source, move.target)
@@ -110,12 +114,12 @@ class _ArenaRows:
         self.layers = arena.layers
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._slots = {
-            layer: _on_device(pages, device).view(arena.num_pages * PAGE_LEN, -1)
+            layer: on_device(pages, device).view(arena.num_pages * PAGE_LEN, -1)
             for layer, pages in arena.buffers.items()
         }
         """uint8 (num_pages · PAGE_LEN, bytes of K keys and K values)."""
         self._bounds = {
-            layer: _on_device(bounds, device).view(arena.num_pages, config.num_kv_heads, -1)
+            layer: on_device(bounds, device).view(arena.num_pages, config.num_kv_heads, -1)
             for layer, bounds in arena.bounds.items()
         }
         """uint8 (num_pages, K, bytes of a bound)."""
@@ -146,17 +150,16 @@ class _ArenaRows:
         return self._bounds[layer][pages]
 
 
-def _on_device(pages: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
-    """The cache's own pages where the processor reads them, else as many on the device."""
-    if device.type == "cpu":
-        return torch.from_numpy(pages)
-    return torch.empty(pages.shape, dtype=torch.uint8, device=device)
+_Arenas = Mapping[int, _ArenaRows]
+"""By index in the cache."""
 
 
 class PagedAttend:
     """The attend of one step: stores each chunk's new rows in its pages, then reads what its span allows."""
 
-    def __init__(self, batch: Batch, arenas: Sequence[_ArenaRows], config: ModelConfig, device: torch.device) -> None:
+    def __init__(
+        self, batch: Batch, arenas: Mapping[int, _ArenaRows], config: ModelConfig, device: torch.device
+    ) -> None:
         self._lengths = [chunk.end - chunk.start for chunk in batch.chunks]
         self._spans: dict[int, list[_SpanAttend]] = {}
         for chunk in batch.chunks:
@@ -176,7 +179,9 @@ class PagedAttend:
 class _SpanAttend:
     """Attention of one chunk in the layers of one group."""
 
-    def __init__(self, span: KeySpan, arenas: Sequence[_ArenaRows], config: ModelConfig, device: torch.device) -> None:
+    def __init__(
+        self, span: KeySpan, arenas: Mapping[int, _ArenaRows], config: ModelConfig, device: torch.device
+    ) -> None:
         self._span = span
         self._arenas = arenas
         self._device = device

@@ -73,6 +73,11 @@ class DeltaNet:
         """Of one layer and sequence, float32: the last rows before the convolution, and the recurrent state."""
         return 4 * ((self.conv_len - 1) * self.conv_channels + self.key_dim * self.value_channels)
 
+    @property
+    def recurrence_flops(self) -> int:
+        """Of one layer and token: the state fades, is asked for the key, corrected, and asked for the query."""
+        return 7 * self.key_dim * self.value_channels
+
     def weights(self, hidden_size: int) -> int:
         """Of one layer's matrices and its convolution."""
         projections = self.conv_channels + 2 * self.value_channels + 2 * self.value_heads
@@ -169,6 +174,11 @@ class ModelConfig:
     def state_bytes(self) -> int:
         """What a sequence carries besides keys and values, whatever its length: the states of its DeltaNet layers."""
         return 0 if self.delta is None else len(self.delta.layers) * self.delta.state_bytes
+
+    @property
+    def recurrence_flops(self) -> int:
+        """Of one token, in all DeltaNet layers."""
+        return 0 if self.delta is None else len(self.delta.layers) * self.delta.recurrence_flops
 
     @property
     def linear_weights(self) -> int:
