@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,7 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heedful.decide.answer import Answer, ChoiceAnswer, NoulAnswer
-from heedful.decide.question import MOST_LEVELS, MOST_OPTIONS, Choice, Meaning, Noul, Question, Score, check_state
+from heedful.decide.question import (
+    MOST_LEVELS,
+    MOST_OPTIONS,
+    Choice,
+    Meaning,
+    Noul,
+    Question,
+    Score,
+    State,
+    check_state,
+)
 from heedful.errors import BadParameter, ContextOverflow
 from heedful.server.bodies import JSON, json_response, read_body, until_hangup
 from heedful.server.deciders import MOST_QUESTIONS, Decision, decide, decider_name
@@ -61,10 +72,7 @@ class DecisionsBody(Struct, kw_only=True):
 
 async def create_decision(request: Request) -> Response:
     body = await read_body(request, DecisionsBody)
-    with fields_named({"state": "input"}):
-        judged = state_of_input(body.input)
-        check_state(judged)
-    questions = tuple(_question(at, asked) for at, asked in enumerate(body.questions))
+    judged, questions = await asyncio.to_thread(_read, body)
     server = state_of(request)
     name = decider_name(server.settings, body.model)
     salt = f"{request.state.salt}\n{body.prompt_cache_key}" if body.prompt_cache_key else request.state.salt
@@ -75,6 +83,14 @@ async def create_decision(request: Request) -> Response:
         raise HTTPFailure(400, message, field="input", code="context_length_exceeded") from error
     answers = [_answer(asked, decision.answers[str(at)]) for at, asked in enumerate(body.questions)]
     return json_response({"model": decision.model, "answers": answers, "usage": _usage(decision)})
+
+
+def _read(body: DecisionsBody) -> tuple[State, tuple[Question, ...]]:
+    """Raises HTTPFailure."""
+    with fields_named({"state": "input"}):
+        judged = state_of_input(body.input)
+        check_state(judged)
+    return judged, tuple(_question(at, asked) for at, asked in enumerate(body.questions))
 
 
 def _question(at: int, asked: Asked) -> Question:
