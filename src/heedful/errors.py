@@ -18,6 +18,7 @@ HeedfulError
 │   └── TokenizerError
 ├── UnsupportedModel            well-formed, but nothing here runs it
 ├── BadLogits                   the model computed no usable numbers
+├── TrainingDiverged            loss or gradients are no numbers any more; names the batch
 ├── CacheFull                   the KV pages do not fit in memory
 ├── QueueFull                   too many requests wait already
 ├── EngineStopped               the server is going down
@@ -145,6 +146,15 @@ class EngineStopped(HeedfulError):
 
 class BadLogits(HeedfulError):
     pass
+
+
+class TrainingDiverged(HeedfulError):
+    def __init__(self, step: int, loss: float, grad_norm: float, batch: str) -> None:
+        super().__init__(
+            f"after {step:,} steps loss is {loss:g} and the gradients' norm {grad_norm:g}: {batch}",
+            "Nothing was changed or saved by this step. Take a lower optim.lr or a longer optim.warmup, or look at these "
+            "documents; the newest checkpoint is from before.",
+        )
 
 
 class HistoryError(HeedfulError):

@@ -153,3 +153,43 @@ def causal_attention(
         bias = causal_bias(start, len(block), first, end - first, window, q.device)
         outs.append(attention(block, k[first:end], v[first:end], bias, scale=scale, softcap=softcap))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+class PackedCausalAttend:
+    """What CausalTextAttend computes, made for training on many texts at once: texts of one length that are neighbours
+    run together, and no mask is made where the past is all there is. Gradients flow.
+    """
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._runs = _runs_of(lengths)
+        self._tokens = [length * texts for length, texts in self._runs]
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None, scale: float, softcap: float | None
+    ) -> Tensor:
+        assert softcap is None, softcap
+        outs = []
+        parts = zip(self._runs, *(torch.split(x, self._tokens) for x in (q, k, v)), strict=True)
+        for (length, texts), *qkv in parts:
+            query, key, value = (_by_text(x, texts) for x in qkv)
+            if window is None or length <= window:
+                out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+            else:
+                out = _local_past(query, key, value, window, scale)
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _local_past(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
+    """q (texts, H, length, D), k and v (texts, K, length, D); blocks of queries, each with the keys that any sees."""
+    length, outs = q.shape[2], []
+    for start in range(0, length, LOCAL_BLOCK):
+        end, first = min(start + LOCAL_BLOCK, length), max(0, start - window + 1)
+        bias = causal_bias(start, end - start, first, end - first, window, q.device)
+        keys, values = k[:, :, first:end], v[:, :, first:end]
+        outs.append(
+            F.scaled_dot_product_attention(
+                q[:, :, start:end], keys, values, attn_mask=bias, scale=scale, enable_gqa=True
+            )
+        )
+    return torch.cat(outs, dim=2)

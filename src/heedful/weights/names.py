@@ -64,6 +64,8 @@ _QWEN35_LAYER = {
 }
 _HF_TOP = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head", "wte": "embed", "wpe": "position_embed"}
 _HF_TOP["ln_f"] = "norm"
+_TO_HF_LAYER = {ours: theirs for theirs, ours in _HF_LAYER.items()}
+_TO_HF_TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _NOT_TEXT = ("model.visual.", "mtp.")  # Qwen3.5's image tower, and its guesses at further tokens
 _HF_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # saved by old versions, computed here
 
@@ -109,6 +111,14 @@ def from_hf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
         _split_gates(weights, config)
     _each(weights, lambda name: name.endswith("delta.conv.weight"), _without_middle)
     return weights
+
+
+def hf_name(name: str) -> str:
+    """What a Llama-like checkpoint calls one of our weights."""
+    stem, _, kind = name.rpartition(".")
+    if found := re.fullmatch(r"layers\.(\d+)\.(.+)", stem):
+        return f"model.layers.{found[1]}.{_TO_HF_LAYER[found[2]]}.{kind}"
+    return f"{_TO_HF_TOP[stem]}.{kind}"
 
 
 def from_gguf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:

@@ -28,6 +28,7 @@ from heedful.weights.model_cache import (
     work_folder,
 )
 from heedful.weights.progress import Progress, show_progress
+from heedful.weights.run_folder import model_in
 from heedful.weights.source_names import (
     ALIASES,
     Alias,
@@ -84,10 +85,11 @@ def resolve(
         LicenceNotAccepted: its terms need a yes first.
         DownloadError: NetworkUnavailable, HashMismatch, DiskFull, or a transfer that failed; nothing was kept.
         SourceError: a malformed name, a source that does not exist, a damaged cache, or not fetched while `offline`.
+        FileFormatError: the folder of a training run without a whole checkpoint.
     """
     source = parse_source(name)
     if isinstance(source, LocalPath):
-        return ResolvedModel(name, source.path, str(source), None)
+        return ResolvedModel(name, model_in(source.path), str(source), None)
     cached = None if force else find_model(name)
     if cached is None or cached.record.source != str(source):  # another source: the alias was pinned anew
         if offline:

@@ -1,0 +1,149 @@
+"""Which tokens a step trains on. Documents are cut into segments of at most a context; a batch takes segments in the
+order of a keyed shuffle while they fit, and none is cut to fill it. So a step is a pure function of the settings and of
+one number, how many segments came before it, and seeking costs nothing.
+
+Every token but the first end token is a target exactly once an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from heedful.cost.visits import attended
+from heedful.errors import BadParameter
+from heedful.models.config import ModelConfig
+from heedful.train.order import Permutation
+from heedful.train.token_store import TokenStore
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Inputs are tokens[start : start + length], targets the same one further on."""
+
+    document: int
+    start: int
+    length: int
+
+
+class Segments(Sequence[Segment]):
+    """All segments of a store, numbered in its order; found by bisection."""
+
+    def __init__(self, store: TokenStore, context_len: int) -> None:
+        self._starts = store.starts
+        self._context_len = context_len
+        lengths = np.diff(store.starts)
+        self._before = np.concatenate(([0], np.cumsum(-(-lengths // context_len))))
+
+    def __len__(self) -> int:
+        return int(self._before[-1])
+
+    def __getitem__(self, number: int) -> Segment:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        document = int(np.searchsorted(self._before, number, side="right")) - 1
+        start = int(self._starts[document]) + (number - int(self._before[document])) * self._context_len
+        return Segment(document, start, min(self._context_len, int(self._starts[document + 1]) - start))
+
+
+@dataclass(frozen=True)
+class Batch:
+    segments: tuple[Segment, ...]
+    cursor: int
+    """Segments before the next batch, over all epochs."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+
+class TrainingData:
+    """The order of training, and what is kept apart to judge by."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        context_len: int,
+        batch_tokens: int,
+        seed: int,
+        validation_share: float,
+        validation: TokenStore | None = None,
+    ) -> None:
+        if batch_tokens < context_len:
+            raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than a context of {context_len:,}")
+        self.store = store
+        self._segments = Segments(store, context_len)
+        self._batch_tokens, self._seed = batch_tokens, seed
+        n = len(self._segments)
+        kept = 0 if validation is not None else round(n * validation_share)
+        if validation is None and validation_share > 0:
+            kept = max(1, kept)
+        if kept >= n:
+            raise BadParameter("--data", f"{n} segments of {context_len} tokens cannot be shared", "Give more text.")
+        self._apart = Permutation(n, "validation")
+        self._kept = kept
+        self.epoch_segments = n - kept
+        if validation is None:
+            chosen = [self._segments[self._apart[i]] for i in range(kept)]
+        else:
+            others = Segments(validation, context_len)
+            chosen = [others[i] for i in Permutation(len(others), "validation")]
+        self.validation_store = validation or store
+        self.validation_segments = chosen
+
+    def batch(self, cursor: int) -> Batch:
+        """The batch that begins after `cursor` segments."""
+        taken: list[Segment] = []
+        left = self._batch_tokens
+        while (segment := self._segment(cursor)).length <= left:
+            taken.append(segment)
+            left -= segment.length
+            cursor += 1
+        return Batch(tuple(taken), cursor)
+
+    def _segment(self, cursor: int) -> Segment:
+        epoch, position = divmod(cursor, self.epoch_segments)
+        shuffle = Permutation(self.epoch_segments, f"{self._seed} {epoch}")
+        return self._segments[self._apart[self._kept + shuffle[position]]]
+
+
+def in_parts(segments: Sequence[Segment], parts: int) -> list[list[Segment]]:
+    """Runs of segments with about as many tokens each, at most `parts`; in each the equally long lie together."""
+    total, seen = sum(segment.length for segment in segments), 0
+    found: dict[int, list[Segment]] = {}
+    for segment in segments:
+        middle = seen + segment.length / 2
+        found.setdefault(int(middle * parts / total), []).append(segment)
+        seen += segment.length
+    return [sorted(part, key=lambda segment: segment.length) for part in found.values()]
+
+
+@dataclass(frozen=True)
+class TokenArrays:
+    """Segments one after another: int64 (T,) each."""
+
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    lengths: list[int]
+
+
+def arrays(store: TokenStore, segments: Sequence[Segment]) -> TokenArrays:
+    spans = [store.tokens[segment.start : segment.start + segment.length + 1] for segment in segments]
+    return TokenArrays(
+        np.concatenate([span[:-1] for span in spans]).astype(np.int64),
+        np.concatenate([np.arange(segment.length) for segment in segments]),
+        np.concatenate([span[1:] for span in spans]).astype(np.int64),
+        [segment.length for segment in segments],
+    )
+
+
+def visits(segments: Sequence[Segment], config: ModelConfig) -> int:
+    """Token visits of one forward pass: causal, within segments, within windows."""
+    return config.num_heads * sum(
+        attended(0, segment.length, window) for segment in segments for window in config.windows
+    )

@@ -1,0 +1,166 @@
+"""The folder of a run: run.json (its settings, written last, so that a run is there or not), data/ (tokenizer and token
+arrays), metrics.jsonl and checkpoints/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from heedful import __version__
+from heedful.errors import BadParameter, FileFormatError, UsageError
+from heedful.text.tokenizer import Tokenizer
+from heedful.train.batches import TrainingData
+from heedful.train.checkpoint import sync_folder, write_aside
+from heedful.train.corpus import END, NUM_BYTES, SPECIAL_TOKENS, documents, write_tokenizer
+from heedful.train.settings import TrainSettings, by_name, changed, told
+from heedful.train.token_store import TokenStore, write_store
+
+RUN, DATA, METRICS = "run.json", "data", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    folder: Path
+    settings: TrainSettings
+    tokenizer: Tokenizer
+    end_id: int
+    data: TrainingData
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / METRICS
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        names = ("tokenizer.json", "tokenizer_config.json")
+        return {name: (self.folder / DATA / name).read_bytes() for name in names}
+
+
+def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> RunFiles:
+    """Tokenizes the data of dialled settings into a new run's folder.
+
+    Raises BadParameter for data that cannot be read, UsageError when a run, or something else, is there already.
+    """
+    if not settings.data.files:
+        raise BadParameter("--data", "is missing", "Name a text file, or a *.jsonl with a text in every line.")
+    _require_free(folder)
+    aside = folder / f".data.{os.getpid()}"
+    aside.mkdir(parents=True)
+    try:
+        _tokenize(aside, settings, say)
+        os.rename(aside, folder / DATA)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    sync_folder(folder)
+    facts = {
+        "heedful": __version__,
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": settings.as_dict(),
+    }
+    write_aside(folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
+    return open_run(folder)
+
+
+def _require_free(folder: Path) -> None:
+    """A run that was cut off before its run.json was there is cleared away."""
+    if (folder / RUN).exists():
+        raise UsageError(f"{folder} is a run already", f"Go on with it: heedful train --resume --out {folder}")
+    if folder.exists() and not folder.is_dir():
+        raise BadParameter("--out", f"{folder} is no folder")
+    found = list(folder.iterdir()) if folder.exists() else []
+    foreign = [entry.name for entry in found if entry.name != DATA and not entry.name.startswith(".data.")]
+    if foreign:
+        raise BadParameter("--out", f"{folder} holds other things: {', '.join(foreign[:3])}", "Name a new folder.")
+    for entry in found:
+        shutil.rmtree(entry)
+
+
+def _tokenize(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> None:
+    files = [Path(name) for name in settings.data.files]
+    is_bytes = settings.data.tokenizer == "bytes"
+    asked = NUM_BYTES + len(SPECIAL_TOKENS) if is_bytes else told(settings.data.vocab_size)
+    write_tokenizer(folder, () if is_bytes else documents(files), asked)
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    parts = {"train": files, "validation": [Path(name) for name in settings.data.validation]}
+    for name, paths in parts.items():
+        if paths:
+            facts = write_store(folder / name, documents(paths), tokenizer, _end_of(tokenizer)).facts
+            say(
+                f"{name}: {facts.documents:,} {'document' if facts.documents == 1 else 'documents'}, "
+                f"{facts.text_bytes:,} bytes, {facts.tokens:,} tokens of {tokenizer.vocab_size:,}"
+            )
+
+
+def _end_of(tokenizer: Tokenizer) -> int:
+    end_id = tokenizer.id_of(END)
+    assert end_id is not None, tokenizer.control_texts
+    return end_id
+
+
+def open_run(folder: Path) -> RunFiles:
+    """Raises UsageError when no run is there, FileFormatError when its files are damaged."""
+    settings = read_settings(folder)
+    tokenizer = Tokenizer.from_file(folder / DATA / "tokenizer.json")
+    data = TrainingData(
+        TokenStore.open(folder / DATA / "train"),
+        context_len=told(settings.model.context_len),
+        batch_tokens=told(settings.optim.batch_tokens),
+        seed=settings.run.seed,
+        validation_share=settings.data.validation_share,
+        validation=TokenStore.open(folder / DATA / "validation") if settings.data.validation else None,
+    )
+    return RunFiles(folder, settings, tokenizer, _end_of(tokenizer), data)
+
+
+def with_steps(run: RunFiles, steps: int) -> RunFiles:
+    """The same run with another end, which is kept: the schedule is that of the new number from now on."""
+    settings = replace(run.settings, run=replace(run.settings.run, steps=steps))
+    facts = _read_facts(run.folder) | {"settings": settings.as_dict()}
+    write_aside(run.folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
+    return replace(run, settings=settings)
+
+
+def read_settings(folder: Path) -> TrainSettings:
+    facts = _read_facts(folder)
+    try:
+        return changed(TrainSettings(), by_name(facts["settings"]))
+    except (KeyError, AttributeError, BadParameter) as error:
+        raise FileFormatError(f"{folder / RUN} has no usable settings ({error})", "Begin the run anew.") from error
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{folder} is no training run", "Begin one: heedful train --data FILE --out FOLDER") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{folder / RUN} cannot be read: {error}", "Begin the run anew.") from error
+    if not isinstance(found, dict):
+        raise FileFormatError(f"{folder / RUN} holds no JSON object", "Begin the run anew.")
+    return found
+
+
+def read_metrics(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line that a kill has cut is left out."""
+    try:
+        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if number < len(lines):
+                raise FileFormatError(f"line {number:,} of {folder / METRICS} is no JSON", "") from error
+
+
+def cut_metrics(folder: Path, step: int) -> None:
+    """Forget what came after `step`: it will come again."""
+    rows = [row for row in read_metrics(folder) if row["step"] <= step]
+    write_aside(folder / METRICS, "".join(f"{json.dumps(row)}\n" for row in rows).encode())

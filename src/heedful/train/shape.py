@@ -1,0 +1,116 @@
+"""From the dial to a ModelConfig, and from that to the config.json by which transformers and heedful know the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from heedful.errors import BadParameter
+from heedful.models.config import ModelConfig
+from heedful.models.rope import Rope
+from heedful.train.settings import SIZES, ModelSettings, TrainSettings, told
+
+HEAD_DIM = 64
+_CONTEXTS = {"tiny": 256, "small": 512, "medium": 1024}
+_VOCABULARIES = {"tiny": 2048, "small": 8192, "medium": 16384}
+NORM_EPS = 1e-6
+
+
+def dialled(settings: TrainSettings) -> TrainSettings:
+    """The settings with nothing left to the dial: layers L give L heads of 64 channels, an MLP of 8/3 of the width."""
+    asked = settings.model
+    layers = asked.layers or SIZES[asked.size]
+    hidden = asked.hidden_size or HEAD_DIM * layers
+    heads = asked.heads or max(1, hidden // HEAD_DIM)
+    context = asked.context_len or _CONTEXTS[asked.size]
+    model = replace(
+        asked,
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=asked.kv_heads or _shared_by_three(heads),
+        intermediate_size=asked.intermediate_size or -(-8 * hidden // 3 // 64) * 64,
+        context_len=context,
+        window=asked.window or context // 2,
+    )
+    return replace(
+        settings,
+        model=model,
+        data=replace(settings.data, vocab_size=settings.data.vocab_size or _VOCABULARIES[asked.size]),
+        optim=replace(settings.optim, batch_tokens=settings.optim.batch_tokens or 8 * context),
+    )
+
+
+def _shared_by_three(heads: int) -> int:
+    """KV heads: the most that divide the heads evenly, three or more query heads to each where there are three."""
+    return max(kv for kv in range(1, max(1, heads // 3) + 1) if heads % kv == 0)
+
+
+def model_config(settings: ModelSettings, vocab_size: int) -> ModelConfig:
+    """Of dialled settings. Raises BadParameter where they do not go together."""
+    layers, hidden = told(settings.layers), told(settings.hidden_size)
+    heads, kv_heads = told(settings.heads), told(settings.kv_heads)
+    if hidden % (2 * heads):
+        raise BadParameter("model.heads", f"{heads} heads of an even width do not fit {hidden} channels")
+    if heads % kv_heads:
+        raise BadParameter("model.kv_heads", f"{heads} query heads cannot share {kv_heads} KV heads evenly")
+    pattern = (settings.windows * layers)[:layers]
+    windows = tuple(settings.window if kind == "S" else None for kind in pattern)
+    config = ModelConfig(
+        family="qwen3" if settings.qk_norm else "llama",
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        intermediate_size=told(settings.intermediate_size),
+        context_len=told(settings.context_len),
+        windows=windows,
+        rope=Rope(hidden // heads, settings.rope_theta),
+        norm_eps=NORM_EPS,
+        qk_norm=settings.qk_norm,
+        tied_head=settings.tied_head,
+    )
+    if any(config.windows) and not settings.qk_norm:
+        raise BadParameter("model.windows", "need model.qk_norm", "No other kind of model has both in its files.")
+    return config
+
+
+def hf_config(config: ModelConfig, end_id: int) -> dict[str, Any]:
+    """config.json of a `qwen3` (QK-norm) or `llama` model."""
+    assert config.rope is not None, config
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in config.windows]
+    widths = {window for window in config.windows if window is not None}
+    assert len(widths) <= 1, config.windows
+    of_family: dict[str, dict[str, Any]] = {
+        "qwen3": {
+            "use_sliding_window": bool(widths),
+            "sliding_window": max(widths, default=None),
+            "max_window_layers": 0,
+            "layer_types": kinds,
+        },
+        "llama": {"mlp_bias": False},
+    }
+    return {
+        "architectures": [{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[config.family]],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.context_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope.theta},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+        "torch_dtype": "float32",
+        **of_family[config.family],
+    }
