@@ -197,6 +197,18 @@ def test_a_window_narrows_the_attention_layers_alone() -> None:
     assert receipt.visits.total == 4 * sum(min(position + 1, 20) for position in range(145))
 
 
+@pytest.mark.parametrize(
+    ("policy", "kept"), [(CachePolicy(window=64, sinks=4), 384), (CachePolicy(sparse_prefill=True), 256)], ids=str
+)
+def test_policies_share_prefixes_too(policy: CachePolicy, kept: int) -> None:
+    prompt = (prompt_of(130) * 3)[:390]
+    engine, chunked = engine_of(), engine_of(token_budget=60)
+    cold, _ = finish(engine, ask(engine, prompt, policy=policy))
+    warm, receipt = finish(engine, ask(engine, prompt, policy=policy))
+    assert receipt.cached_tokens == kept
+    assert cold == warm == finish(chunked, ask(chunked, prompt, policy=policy))[0]
+
+
 def test_visits_and_bytes_are_those_on_paper() -> None:
     engine = engine_of()
     _, receipt = finish(engine, ask(engine, prompt_of(64)))

@@ -45,6 +45,14 @@ def test_the_released_layout(tmp_path: Path) -> None:
     assert (logits_of(tmp_path, config) - recorded).abs().max() < 2e-4
 
 
+def test_a_head_of_its_own(tmp_path: Path) -> None:
+    config = config_from_hf({**CONFIG, "tie_word_embeddings": False})
+    tensors = load_file(GOLDEN / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": -tensors["model.embed_tokens.weight"]}, tmp_path / "model.safetensors")
+    recorded = torch.from_numpy(load_file(GOLDEN / "golden.safetensors")["logits_64"][0])
+    assert (logits_of(tmp_path, config) + recorded).abs().max() < 2e-4
+
+
 def test_sizes_as_numbers() -> None:
     config = config_from_hf(CONFIG)
     assert config.delta == DeltaNet((0, 1, 2), key_heads=2, value_heads=4, key_dim=16, value_dim=24, conv_len=4)
