@@ -185,15 +185,13 @@ def test_data_that_cannot_be_read_is_named(name: str, content: bytes, message: s
         list(documents([tmp_path / "nowhere" / name]))
 
 
-def test_no_text_too_little_text_and_too_small_a_batch_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_no_text_and_too_little_text_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(BadParameter, match="holds no text"):
         write_store(tmp_path / "none", [], tokenizer, END_ID)
     store = store_of(tmp_path, ["abc"], tokenizer)
     with pytest.raises(BadParameter, match="cannot be shared"):
         data_of(store)
     assert data_of(store, share=0.0).validation_segments == []
-    with pytest.raises(BadParameter, match="less than a context of 8"):
-        data_of(store, batch_tokens=7)
 
 
 def test_a_damaged_store_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ VERBS = {
     "classify": "classify",
     "decide": "decide",
     "calibrate": "calibrate",
+    "train": "train",
+    "runs": "runs",
     "serve": "serve",
     "cost": "cost",
     "show": "show",

@@ -73,8 +73,7 @@ class TrainingData:
         validation_share: float,
         validation: TokenStore | None = None,
     ) -> None:
-        if batch_tokens < context_len:
-            raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than a context of {context_len:,}")
+        assert batch_tokens >= context_len, (batch_tokens, context_len)
         self.store = store
         self._segments = Segments(store, context_len)
         self._batch_tokens, self._seed = batch_tokens, seed

@@ -17,7 +17,10 @@ NORM_EPS = 1e-6
 
 
 def dialled(settings: TrainSettings) -> TrainSettings:
-    """The settings with nothing left to the dial: layers L give L heads of 64 channels, an MLP of 8/3 of the width."""
+    """The settings with nothing left to the dial: layers L give L heads of 64 channels, an MLP of 8/3 of the width.
+
+    Raises BadParameter where what was named does not go together.
+    """
     asked = settings.model
     layers = asked.layers or SIZES[asked.size]
     hidden = asked.hidden_size or HEAD_DIM * layers
@@ -33,11 +36,16 @@ def dialled(settings: TrainSettings) -> TrainSettings:
         context_len=context,
         window=asked.window or context // 2,
     )
+    vocab_size = settings.data.vocab_size or _VOCABULARIES[asked.size]
+    batch_tokens = settings.optim.batch_tokens or 8 * context
+    if batch_tokens < context:
+        raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than a context of {context:,}")
+    model_config(model, vocab_size)
     return replace(
         settings,
         model=model,
-        data=replace(settings.data, vocab_size=settings.data.vocab_size or _VOCABULARIES[asked.size]),
-        optim=replace(settings.optim, batch_tokens=settings.optim.batch_tokens or 8 * context),
+        data=replace(settings.data, vocab_size=vocab_size),
+        optim=replace(settings.optim, batch_tokens=batch_tokens),
     )
 
 
