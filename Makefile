@@ -2,6 +2,7 @@
 # make test   everything that CI runs: lint, types, tests
 # make sanitize  the kernels' tests under address and undefined-behaviour sanitizers
 # make browser   Debian's Chromium, which the tests of the server's page drive (as root)
+# make train-demo  trains a small model on a part of Moby-Dick and runs it: under 5 minutes on two cores
 # make decider  trains the decider that comes with heedful and judges it: under an hour on two cores
 # make dev    an editable install for working on heedful
 
@@ -9,14 +10,20 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.heedful-installed
+TORCH_INSTALLED := $(VENV)/.heedful-torch-installed
 TEST_INSTALLED := $(VENV)/.heedful-test-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: demo test lint types sanitize browser decider dev clean
+.PHONY: demo train-demo test lint types sanitize browser decider dev clean
 
 demo: $(INSTALLED)
 	$(BIN)/heedful pull
 	$(BIN)/heedful generate --chat --receipt --max-tokens 80 "Why is the sky blue? Answer in one sentence."
+
+train-demo: $(TORCH_INSTALLED)
+	rm -rf runs/demo
+	$(BIN)/heedful train --config examples/demo.toml --data examples/moby_dick.txt --out runs/demo
+	$(BIN)/heedful generate -m runs/demo --receipt --max-tokens 80 "The whale"
 
 test: lint types
 	$(BIN)/python -m pytest
@@ -31,6 +38,10 @@ types: $(TEST_INSTALLED)
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet .
 	touch $@
+
+$(TORCH_INSTALLED): $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet '.[torch]'
+	touch $(INSTALLED) $@
 
 $(TEST_INSTALLED): $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet '.[test]'
