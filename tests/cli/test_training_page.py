@@ -1,0 +1,57 @@
+"""docs/training.md: its commands run in the order they stand in, and it names every setting with its default."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from heedful.train.loop import complete
+from heedful.train.settings import SIZES, TrainSettings, by_name, changed
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    assert len(commands) == 6
+    python = shlex.quote(sys.executable)
+    script = "\n".join(re.sub(r"^heedful\b", f"{python} -m heedful", command) for command in commands)
+    done = subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", script],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "step 30/30 · loss" in done.stdout
+    assert re.search(r'^optim.optimizer +"adamw" +"muon"$', done.stdout, re.MULTILINE)
+    assert "step 40/40 · loss" in done.stdout
+
+
+def test_every_setting_is_in_the_table() -> None:
+    rows = re.findall(r"^\| (`(?:model|data|optim|run)\..*?) \|", PAGE, flags=re.MULTILINE)
+    named = set()
+    for row in rows:
+        section = row[1:].partition(".")[0]
+        named |= {f"{section}.{name.rpartition('.')[2]}" for name in re.findall(r"`([\w.]+)`", row)}
+    known = {f"{part.name}.{key.name}" for part in fields(TrainSettings) for key in fields(part.default_factory)}  # type: ignore[arg-type, misc]
+    assert named == known
+    assert set(by_name(TrainSettings().as_dict())) == known
+
+
+def test_the_dial_is_as_its_table_says() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)`(?: \(default\))? \| (\d+) \| (\d+) \| (\d+) / (\d+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.M
+    )
+    assert {name for name, *_ in rows} == set(SIZES)
+    for name, *numbers in rows:
+        told = complete(changed(TrainSettings(), {"model.size": name, "run.threads": 1}))
+        model = told.model
+        found = [model.layers, model.hidden_size, model.heads, model.kv_heads, model.context_len, told.data.vocab_size]
+        assert found == [int(number.replace(",", "")) for number in numbers]
