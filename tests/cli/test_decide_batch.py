@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -172,12 +173,102 @@ def test_answers_to_something_else_are_not_taken(
         assert "--out: its answer 1 is not to line 1" in capsys.readouterr().err
     batch.write_text('{"state": "another"}\n')
     assert decide(model, "--batch", batch, "--out", out, *NOUL) == 2
-    for strange in (b"hello\n", b'{"a": 1}\n', b"[1]\n", b'{"id": [], "asked": ""}\n'):
-        (tmp_path / "notes").write_bytes(strange)
-        assert decide(model, "--batch", batch, "--out", tmp_path / "notes", *NOUL) == 2
-        assert "is no answer of a batch" in capsys.readouterr().err
-        assert (tmp_path / "notes").read_bytes() == strange
     assert out.read_bytes() == before
+
+
+STRANGE = [
+    b"hello\n",
+    b"hello",
+    b'{"a": 1}\n',
+    b'{"a": 1}',
+    b"[1]\n",
+    b'{"id": [], "asked": ""}\n',
+    b'{"id": 1, "state": "a row, whose line does not end"}',
+    b'{"id": 1, "state": "a row", "error": "of its own"}\n',
+    b'{"id": 1, "state": "a row", "asked": "before"}\n',
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_a_file_of_something_else_stays_as_it_is(
+    strange: bytes, model: str, batch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").write_bytes(strange)
+    assert decide(model, "--batch", batch, "--out", tmp_path / "notes", *NOUL) == 2
+    assert "notes is no answer of a batch" in capsys.readouterr().err
+    assert (tmp_path / "notes").read_bytes() == strange
+
+
+@pytest.mark.parametrize("end", [1, 5, 8, -2])
+def test_a_line_may_be_torn_off_anywhere(end: int, model: str, batch: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert decide(model, "--batch", batch, "--out", out, *NOUL) == 0
+    whole = out.read_bytes()
+    out.write_bytes(whole[: whole.index(b"\n") + 1] + whole.splitlines()[1][:end])
+    assert decide(model, "--batch", batch, "--out", out, *NOUL) == 0
+    assert [line["id"] for line in read(out)] == [1, "a", 7]
+
+
+def test_answers_do_not_go_into_their_own_rows(
+    model: str, batch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows would grow by what is read of them."""
+    assert decide(model, "--batch", batch, "--out", tmp_path / "out.jsonl", *NOUL) == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    (tmp_path / "link").symlink_to("out.jsonl")
+    for out in (tmp_path / "out.jsonl", tmp_path / "link"):
+        assert decide(model, "--batch", tmp_path / "out.jsonl", "--out", out, *NOUL) == 2
+        assert "holds the rows themselves" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_a_device_without_an_end_is_not_read(model: str, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert decide(model, "--batch", batch, "--out", "/dev/zero", *NOUL) == 2
+    assert "/dev/zero is no regular file" in capsys.readouterr().err
+
+
+FAILED = b'{"id": 1, "error": {"type": "QueueFull", "message": "later"}}\n'
+
+
+def test_a_link_to_the_file_stays_a_link(model: str, batch: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers" / "out.jsonl").write_bytes(FAILED)
+    (tmp_path / "out.jsonl").symlink_to("answers/out.jsonl")
+    assert decide(model, "--batch", batch, "--out", tmp_path / "out.jsonl", *NOUL) == 0
+    assert (tmp_path / "out.jsonl").is_symlink()
+    assert [line["id"] for line in read(tmp_path / "answers" / "out.jsonl")] == [1, "a", 7]
+
+
+def test_a_full_disk_leaves_the_answers_and_no_draft(
+    model: str, batch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "out.jsonl").write_bytes(FAILED)
+    monkeypatch.setattr(os, "fsync", full)
+    assert decide(model, "--batch", batch, "--out", tmp_path / "out.jsonl", *NOUL) == 2
+    assert "cannot be written: No space left" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_bytes() == FAILED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "rows.jsonl"]
+
+
+def test_a_file_that_another_batch_has_just_replaced_is_not_written(
+    model: str, batch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was opened then is in no folder any more: answers in it would be lost."""
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(b"")
+    lock = fcntl.flock
+
+    def late(file: Any, how: int) -> None:
+        (tmp_path / "draft").write_bytes(b"")
+        os.replace(tmp_path / "draft", out)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert decide(model, "--batch", batch, "--out", out, *NOUL) == 2
+    assert "another batch is writing" in capsys.readouterr().err
 
 
 def test_one_batch_at_a_time_writes_a_file(

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from heedful.decide.question import Question
 
 IN, OUT = "--batch", "--out"
+_BEGIN = b'{"id": '
+"""Of every line that is written."""
 RowId = str | int
 
 
@@ -112,6 +114,8 @@ def decide_batch(
     out: where answers go, default stdout. Raises BadParameter where `out` holds other answers than of these rows,
     KeyboardInterrupt when somebody stops it; what was written stays.
     """
+    if out is not None and os.path.exists(rows) and os.path.exists(out) and os.path.samefile(rows, out):
+        raise BadParameter(OUT, f"{out} holds the rows themselves", "Give another file.")
     total = None if str(rows) == "-" else sum(1 for _ in json_lines(rows, IN))
     with _answers_file(out) as (file, there):
         decider = load()
@@ -166,8 +170,10 @@ def _answers_file(out: Path | None) -> Iterator[tuple[BinaryIO, dict[RowId, str]
     if out is None:
         yield sys.stdout.buffer, {}
         return
+    if os.path.exists(out) and not os.path.isfile(out):
+        raise BadParameter(OUT, f"{out} is no regular file", "Give another one.")
     try:
-        file, there = _opened(out)
+        file, there = _opened(Path(os.path.realpath(out)))
     except OSError as error:
         raise BadParameter(OUT, f"{out} cannot be written: {error.strerror}") from error
     with file:
@@ -197,8 +203,15 @@ def _locked(out: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise BadParameter(OUT, f"another batch is writing {out}", "Wait for it, or give another file.") from None
+        raise _being_written(out) from None
+    if not os.path.samestat(os.fstat(file.fileno()), os.stat(out)):  # replaced between opening and locking it
+        file.close()
+        raise _being_written(out)
     return file
+
+
+def _being_written(out: Path) -> BadParameter:
+    return BadParameter(OUT, f"another batch is writing {out}", "Wait for it, or give another file.")
 
 
 def _read_answers(file: BinaryIO, out: Path) -> tuple[dict[RowId, str], bool, int]:
@@ -207,10 +220,10 @@ def _read_answers(file: BinaryIO, out: Path) -> tuple[dict[RowId, str], bool, in
     has_failed, end = False, 0
     file.seek(0)
     for number, text in enumerate(file, start=1):
-        if not text.endswith(b"\n"):
+        line = _answer_line(text)
+        if not text.endswith(b"\n") and (line is not None or _is_torn(text)):
             break
         end += len(text)
-        line = _answer_line(text)
         if line is None:
             raise BadParameter(OUT, f"line {number:,} of {out} is no answer of a batch", "Give another file.")
         if "error" in line:
@@ -226,18 +239,35 @@ def _answer_line(text: bytes) -> dict[str, Any] | None:
         line = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    is_ours = isinstance(line, dict) and isinstance(line.get("id"), str | int) and ("asked" in line or "error" in line)
+    if not isinstance(line, dict) or not isinstance(line.get("id"), str | int):
+        return None
+    is_ours = set(line) == {"id", "error"} or {"answers", "receipt", "asked"} <= set(line)
     return line if is_ours else None
+
+
+def _is_torn(text: bytes) -> bool:
+    """Whether this is the beginning of a line of ours, and not somebody's file that ends without a line break."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text.startswith(_BEGIN) or _BEGIN.startswith(text)
+    return False
 
 
 def _rewrite(file: BinaryIO, out: Path) -> None:
     """Whole answers only, in one rename."""
     file.seek(0)
-    with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name[:40]}-", delete=False) as draft:
-        for text in file:
-            if text.endswith(b"\n") and "error" not in (_answer_line(text) or {}):
-                draft.write(text)
-        draft.flush()
-        os.fsync(draft.fileno())
-    os.chmod(draft.name, os.fstat(file.fileno()).st_mode & 0o777)
-    os.replace(draft.name, out)
+    handle, draft = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name[:40]}-")
+    try:
+        with open(handle, "wb") as kept:
+            for text in file:
+                if text.endswith(b"\n") and "error" not in (_answer_line(text) or {}):
+                    kept.write(text)
+            kept.flush()
+            os.fsync(kept.fileno())
+        os.chmod(draft, os.fstat(file.fileno()).st_mode & 0o777)
+        os.replace(draft, out)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
