@@ -129,6 +129,14 @@ def test_truncate_says_what_went(heedful: Callable[..., Done], classifier: tuple
     assert done.stderr == "heedful: 4 tokens of 1 texts were cut to fit the model\n"
 
 
+def test_json_of_text_that_is_not_utf8(heedful: Callable[..., Done]) -> None:
+    """As Python reads a byte of no character in an argument."""
+    done = heedful("-m", SIMPLE, "-l", "a", "-l", "é", "--json", "caf\udce9")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["classifications"]
+    assert (found["text"], list(found["probabilities"])) == ("caf\udce9", ["a", "é"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

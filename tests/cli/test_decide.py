@@ -97,6 +97,22 @@ def test_wrong_things_are_named(model: str, arguments: list[str], problem: str) 
     assert done.stdout == ""
 
 
+def test_json_of_names_that_no_utf8_can_write(model: str, tmp_path: Path) -> None:
+    """Half of a surrogate pair may stand in JSON; a byte order mark before it may too."""
+    names = {"\ud800": {"type": "choice", "criteria": {"\udfff": None, "é": None}}}
+    (tmp_path / "questions.json").write_text(json.dumps(names), encoding="utf-8-sig")
+    done = heedful("-t", "x", "--questions", str(tmp_path / "questions.json"), "-m", model, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)["answers"]["\ud800"]
+    assert list(answer["probabilities"]) == ["\udfff", "é"]
+
+
+def test_an_empty_name_is_no_model() -> None:
+    done = heedful("-t", "x", "--noul", NOUL, "-m", "")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no model is called ''" in done.stderr
+
+
 def test_a_server_that_is_not_there() -> None:
     done = heedful("-s", "-", "--noul", NOUL, "-m", "http://u:secret@127.0.0.1:1", stdin="x")
     assert done.returncode == 2

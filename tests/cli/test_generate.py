@@ -141,7 +141,7 @@ def test_a_reader_that_leaves_and_a_full_device(model: str) -> None:
     assert subprocess.run(["bash", "-c", f"{command} | head -c 1"], capture_output=True, check=True).stderr == b""
     full = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
     assert full.returncode == 1
-    assert "no space is left" in full.stderr
+    assert "No space left" in full.stderr
     closed = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
     assert (closed.returncode, closed.stderr) == (0, "")
 

@@ -11,7 +11,7 @@ import heedful
 from heedful import LLM
 from heedful.decide import Choice, Decider, Likelihood, Noul, Score
 from heedful.decide.ask import question_from
-from heedful.errors import BadParameter
+from heedful.errors import BadParameter, UnknownModel
 from heedful.testing import make_tiny_model
 
 PLAIN: list[tuple[Any, Any]] = [
@@ -77,3 +77,15 @@ def test_what_is_no_set_of_questions(folder: str) -> None:
             decider.ask("x", questions)  # type: ignore[arg-type]
     with pytest.raises(BadParameter, match="means nothing"):
         Decider("http://127.0.0.1:1", orders=2)
+
+
+def test_options_of_a_decider_that_is_there_already_are_refused(folder: str) -> None:
+    there = Likelihood(LLM(folder))
+    for options in ({"orders": 2}, {"truncate": True}, {"weights": "q8"}, {"calibration": None}, {"threads": 1}):
+        with pytest.raises(BadParameter, match="is a decider already"):
+            Decider(there, **options)  # type: ignore[arg-type]
+
+
+def test_no_name_is_not_the_default_one() -> None:
+    with pytest.raises(UnknownModel):
+        Decider("")

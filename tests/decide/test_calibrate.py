@@ -96,7 +96,7 @@ def test_lookup_and_clamp_are_those_of_the_published_checkpoint() -> None:
 
 def test_temperatures_that_are_no_numbers_count_as_one() -> None:
     assert [clamped(t) for t in (float("nan"), True, "2", None, 0, 9, 2)] == [1.0, 1.0, 1.0, 1.0, 0.5, 5.0, 2.0]
-    assert clamped(float("inf")) == 5.0
+    assert [clamped(t) for t in (float("inf"), 10**400, -(10**400))] == [5.0, 5.0, 0.5]
 
 
 def test_shares_are_worth_as_many_rows_as_they_stand_for() -> None:

@@ -136,6 +136,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[HeedfulError], str]] = {
     "options apart": (change_head(option_isolation=True), UnsupportedModel, "option_isolation"),
     "own embeddings": (change_head(special_embeddings=True), UnsupportedModel, "special_embeddings"),
     "temperature 0": (change_head(temperature=0.0), UnsupportedModel, "temperature 0"),
+    "a temperature beyond any float": (change_head(temperature=10**400), UnsupportedModel, "temperature 1000"),
     "a word for a temperature": (change_head(temperature="hot"), UnsupportedModel, "temperature 'hot'"),
 }
 

@@ -65,6 +65,7 @@ def test_one_question_can_do_without_its_name(name: str, value: Any, label: Any)
     [
         ("team", "Billing"), ("team", 0), ("team", True), ("team", {"billing": 0.5}), ("team", {"other": 1.0}),
         ("team", {"billing": True}), ("team", {"billing": -1, "returns": 2}), ("team", {}), ("team", ["billing"]),
+        ("team", {"billing": 10**400}), ("team", {"billing": float("nan")}), ("team", {"billing": float("inf")}),
         ("rude", "true"), ("rude", 1.5), ("rude", -0.1), ("rude", float("nan")), ("rude", {"yes": 1}),
         ("anger", 3), ("anger", -1), ("anger", True), ("anger", "furious"), ("anger", 1.0), ("anger", {"3": 1}),
     ],

@@ -264,6 +264,7 @@ def test_positions_of_the_trunk_bound_what_options_side_by_side_do_not(small: tu
         ({"lora_r": RANK + 1}, f"of rank {RANK + 1}"),
         ({"lora_alpha": None}, "lora_alpha is None"),
         ({"lora_alpha": float("inf")}, "lora_alpha is inf"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"lora_alpha": True}, "lora_alpha is True"),
     ],
 )

@@ -145,6 +145,9 @@ def test_names_are_unique() -> None:
         checked_questions([Noul("a", "?"), Score("a", ["x", "y"])])
     with pytest.raises(BadParameter, match="must be Choice, Score or Noul"):
         checked_questions(["a"])  # type: ignore[list-item]
+    for alone in (None, 3, Noul("a", "?")):
+        with pytest.raises(BadParameter, match="must be a list, not"):
+            checked_questions(alone)  # type: ignore[arg-type]
     with pytest.raises(BadParameter, match="two have the same name"):
         Choice("x", ["a", "a"])
 

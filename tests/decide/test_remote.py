@@ -266,6 +266,7 @@ BROKEN: dict[str, Any] = {
     "a noul that is a bool": answer("환불?", noul=True),
     "not a number": json.dumps(answer("환불?", noul=float("nan"))).encode(),
     "huge": json.dumps(answer("환불?", noul=0.5)).encode().replace(b"0.5", b"1e999"),
+    "beyond any float": json.dumps(answer("환불?", noul=0.5)).encode().replace(b"0.5", b"1" + b"0" * 400),
     "tokens as text": {**GOOD, "usage": {"input_tokens": "73"}},
     "usage is a list": {**GOOD, "usage": [1]},
 }
@@ -408,7 +409,15 @@ def test_urls() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"timeout": 0}, {"timeout": float("inf")}, {"retries": -1}, {"retries": 1.5}, {"most_waiting": "3"}],
+    [
+        {"timeout": 0},
+        {"timeout": float("inf")},
+        {"timeout": 10**400},
+        {"most_waiting": float("nan")},
+        {"retries": -1},
+        {"retries": 1.5},
+        {"most_waiting": "3"},
+    ],
 )
 def test_patience_that_is_none(settings: dict[str, Any]) -> None:
     with pytest.raises(BadParameter):

@@ -294,6 +294,8 @@ def test_weights_are_counted(model: str) -> None:
         ("modernbert", {"layer_types": None, "global_attn_every_n_layers": 0}, "global_attn_every_n_layers"),
         ("modernbert", {"num_attention_heads": 0}, "num_heads is 0"),
         ("modernbert", {"norm_eps": None}, "norm_eps"),
+        ("modernbert", {"norm_eps": 10**400}, "norm_eps"),
+        ("modernbert", {"rope_parameters": None, "global_rope_theta": 10**400}, "global_rope_theta"),
         ("deberta_v2", {"relative_attention": False}, "no relative attention"),
         ("deberta_v2", {"conv_kernel_size": 4}, "convolution over 4 neighbours"),
         ("deberta_v2", {"conv_kernel_size": 3, "conv_groups": 5}, "in 5 groups"),

@@ -174,6 +174,14 @@ def test_unigram_finds_no_control_token_in_plain_text(tmp_path: Path) -> None:
     assert tokenizer.encode("Q")[-1] == 0
 
 
+def test_a_control_token_of_one_character_is_that_character(tmp_path: Path) -> None:
+    """There is no other way to spell it."""
+    engine = byte_level_like()
+    engine.add_special_tokens(["x"])
+    tokenizer = Tokenizer.from_file(write(tmp_path, engine))
+    assert tokenizer.decode(tokenizer.encode("a xylophone", add_bos=False), skip_special=False) == "a xylophone"
+
+
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(write(tmp_path_factory.mktemp("byte_level"), byte_level_like()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.json_rows import json_lines, json_value, print_json
 from heedful.errors import BadParameter, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def calibrate(
     if not 0 < error < 1:
         raise BadParameter("--error", "must be more than 0 and less than 1")
     fitting, held_out = _split(_labelled(data, "--data"), validate)
-    source = find_decider(model or default_decider())
+    source = find_decider(default_decider() if model is None else model)
     if source.kind == "jev":
         raise UsageError(
             f"{source.name} sends probabilities, and no logits that a temperature could be fitted to",
@@ -60,7 +60,7 @@ def calibrate(
         _print_report(source.name, report)
     kept = _keep(source.name, sha256, report, out, save)
     if json_output:
-        print(json.dumps({"model": source.name, **report.to_dict(), "saved": kept and str(kept)}, ensure_ascii=False))
+        print_json({"model": source.name, **report.to_dict(), "saved": kept and str(kept)})
     _tell(report, kept, save)
 
 
@@ -85,7 +85,6 @@ def _measure(
 
 
 def _labelled(path: Path, option: str) -> list[LabelledState]:
-    from heedful.cli.json_rows import json_lines, json_value
     from heedful.decide.labelled_rows import labelled_from_json
 
     found = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.json_rows import print_json
 from heedful.cli.policy_options import PackedWeights
 from heedful.cli.text_input import listed_texts, print_cut, shortened
 from heedful.errors import BadParameter
@@ -73,7 +73,7 @@ def classify(
 
         found = _with_own_classes(Classifier.load(model, threads=threads, weights=weights), wanted, truncate)
     if json_output:
-        print(json.dumps(_as_json(model, wanted, found), ensure_ascii=False))
+        print_json(_as_json(model, wanted, found))
     else:
         _print(wanted, found)
     print_cut(found.dropped_tokens)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.json_rows import print_json
 from heedful.cli.policy_options import PackedWeights
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
@@ -73,7 +74,7 @@ def decide(
     judged: Any = text if state is None else _state(state)
     from heedful.decide.load import default_decider, load_decider
 
-    name = model or default_decider()
+    name = default_decider() if model is None else model
 
     def load() -> DecisionModel:
         return load_decider(
@@ -87,7 +88,7 @@ def decide(
         raise typer.Exit(decide_batch(batch, out, asked, load, settings))
     answers = load().decide(judged, asked)
     if json_output:
-        print(json.dumps({**answers.to_dict(), "receipt": answers.receipt.to_dict()}, ensure_ascii=False))
+        print_json({**answers.to_dict(), "receipt": answers.receipt.to_dict()})
     else:
         _print(answers)
     if receipt if receipt is not None else sys.stdout.isatty() and not json_output:
@@ -141,7 +142,7 @@ def _json(text: str, option: str) -> Any:
 def _text(path: Path, option: str) -> str:
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise BadParameter(option, f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.json_rows import print_json
 from heedful.cli.policy_options import (
     Budget,
     Kv,
@@ -117,7 +118,7 @@ def generate(
     explained = _explain(llm, completion) if explain_cost else None
     if json_output:
         shown = _as_json(completion) | ({} if explained is None else {"explained": [asdict(row) for row in explained]})
-        print(json.dumps(shown, ensure_ascii=False))
+        print_json(shown)
     if completion.dropped_tokens:
         print(f"heedful: {completion.dropped_tokens:,} prompt tokens were cut to fit the context", file=sys.stderr)
     if receipt if receipt is not None else sys.stdout.isatty() and not json_output:

@@ -1,4 +1,4 @@
-"""Files of one JSON value a line."""
+"""JSON values, one a line."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def json_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except OSError as error:
         raise BadParameter(option, f"{path} cannot be read: {error.strerror}") from error
+
+
+def print_json(value: Any) -> None:
+    """A line of it to stdout; its characters as they are where stdout can carry them, else escaped."""
+    try:
+        print(json.dumps(value, ensure_ascii=False))
+    except UnicodeEncodeError:
+        print(json.dumps(value))
 
 
 def json_value(line: bytes) -> Any:

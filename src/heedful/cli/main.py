@@ -72,6 +72,8 @@ def _options(
     pass
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""On the device, in the user's share of it, in one file."""
 PIPE_CLOSED = 141  # as a shell reports a program that the closed pipe has ended
 
 
@@ -86,10 +88,10 @@ def run(arguments: Sequence[str]) -> int:
         _drop_output()
         return PIPE_CLOSED
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in NO_ROOM:
             raise
         _drop_output()
-        print("heedful: the output cannot be written: no space is left on its device", file=sys.stderr)
+        print(f"heedful: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return status
 

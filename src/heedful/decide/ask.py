@@ -41,10 +41,14 @@ class Decider:
         calibration: Calibration | Path | str | None = KEPT,
     ) -> None:
         if name is not None and not isinstance(name, str):
+            if (orders, threads, truncate, weights, calibration) != (None, None, False, None, KEPT):
+                raise BadParameter(
+                    "name", "is a decider already, made with options of its own", "Give its name instead."
+                )
             self.model = name
         else:
             self.model = load_decider(
-                name or default_decider(),
+                default_decider() if name is None else name,
                 orders=orders,
                 threads=threads,
                 truncate=truncate,

@@ -89,7 +89,7 @@ def clamped(temperature: Any) -> float:
     """Within bounds; 1 where it is no number."""
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature != temperature:
         return 1.0
-    return min(HIGHEST, max(LOWEST, float(temperature)))
+    return float(min(HIGHEST, max(LOWEST, temperature)))
 
 
 def softmax(logits: ListLike[float] | Floats, temperature: float = 1.0) -> Floats:

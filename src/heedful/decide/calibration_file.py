@@ -73,7 +73,7 @@ def write_calibration(path: Path, calibration: Calibration, about: Mapping[str, 
     text = json.dumps({**calibration.to_dict(), **about}, indent=1, ensure_ascii=False)
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}-")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{text}\n")
             file.flush()
             os.fsync(file.fileno())

@@ -26,6 +26,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 5.0
 MOST_KEPT = 8
 """Connections that wait open for the next request; as many requests as there are threads may run."""
 _PART_BYTES = 1 << 16
+LONGEST = 1e9
+"""Seconds: what sockets and sleep take."""
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 """What a request meets on a kept connection that the server has closed meanwhile."""
 
@@ -102,7 +104,7 @@ class Patience:
     def __post_init__(self) -> None:
         for name in ("timeout", "most_waiting"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
                 raise BadParameter(name, f"must be a number of seconds, not {value!r:.40}")
         if not self.timeout:
             raise BadParameter("timeout", "must be more than 0 seconds")

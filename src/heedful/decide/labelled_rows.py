@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum
 from typing import Any
 
 from heedful.decide.calibrate import Label
@@ -103,7 +103,7 @@ def _labels(row: Mapping[str, Any], questions: tuple[Question, ...]) -> dict[str
 
 def _shares(question: Question, given: Mapping[str, Any]) -> Label:
     shares = [given.get(label, 0) for label in question.labels]
-    is_number = all(isinstance(s, int | float) and not isinstance(s, bool) and isfinite(s) and s >= 0 for s in shares)
+    is_number = all(isinstance(s, int | float) and not isinstance(s, bool) and 0 <= s <= 2 for s in shares)
     if not is_number or set(given) - set(question.labels) or abs(fsum(shares) - 1) > MOST_SHARE_ERROR:
         wanted = ", ".join(question.labels[:4])
         raise _wrong(question, given, f"shares of {wanted} that sum to 1")

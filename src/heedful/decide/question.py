@@ -136,6 +136,7 @@ def questions_from_json(questions: Any) -> tuple[Question, ...]:
 
 def checked_questions(questions: Iterable[Question]) -> tuple[Question, ...]:
     """At least one, and no two of one name. Raises BadParameter."""
+    _check("questions", isinstance(questions, Iterable), f"must be a list, not {type(questions).__name__}")
     checked = tuple(questions)
     _check("questions", bool(checked), "there must be at least one")
     names: set[str] = set()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import fsum, isfinite
+from math import fsum
 from typing import Any, NoReturn
 
 from heedful import __version__
@@ -220,7 +220,7 @@ def _model(data: Any) -> RemoteModel:
 
 
 def _probability(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"{value!r:.40} is no probability")
     return float(value)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -123,6 +122,6 @@ def _build_head(tensors: Mapping[str, Floats], hidden_size: int) -> PointerHead:
 
 def _temperature(settings: Mapping[str, Any]) -> float:
     found = settings.get("temperature", 1.0)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found) or found <= 0:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 1e9:
         raise UnsupportedModel(f"{HEAD_NAMES[0]} has temperature {brief(found)}", "It must be a positive number.")
     return float(found)

@@ -310,7 +310,7 @@ def known_activation(name: Any) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
         raise UnsupportedModel(f"{name} is {str(value)[:60]!r}", "It must be a number.")
     return float(value)
 

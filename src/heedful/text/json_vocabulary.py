@@ -206,16 +206,16 @@ def _plain_encoder(
     def encode(text: str, at_start: bool) -> list[int]:
         try:
             ids = (engine if at_start else inner()).encode(text, add_special_tokens=False).ids
+            return [part for token_id in ids for part in disarmed(token_id)]
         except BaseException as error:  # a rule of the file that gives up on this text
             raise_as_tokenizer_error(path, error)
-        return [part for token_id in ids for part in disarmed(token_id)]
 
     def disarmed(token_id: int) -> Iterator[int]:
         """A Unigram model finds control tokens in plain text by itself; they are spelled out instead."""
-        if token_id not in control_ids or token_id in unknown_ids:
+        text = engine.id_to_token(token_id) or ""
+        if token_id not in control_ids or token_id in unknown_ids or len(text) == 1:
             yield token_id
             return
-        text = engine.id_to_token(token_id) or ""
         for piece in filter(None, (text[:1], text[1:])):
             for token in engine.model.tokenize(piece):
                 yield from disarmed(token.id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from heedful.weights.encoder_names import encoder_from_hf
 from heedful.weights.laya_names import LayaTensors, laya_from_hf
 from heedful.weights.load import read_json
 from heedful.weights.load_encoder import load_encoder
-from heedful.weights.lora import LoraAdapter, LowRank
+from heedful.weights.lora import MOST_RANK, LoraAdapter, LowRank, lora_scale
 from heedful.weights.names import Weights
 from heedful.weights.safetensors_file import read_safetensors
 from heedful.weights.source_names import ALIASES
@@ -138,9 +137,8 @@ def _layout(settings: Mapping[str, Any], config: LayaConfig) -> LayaLayout:
 def _updates(settings: Mapping[str, Any], tensors: LayaTensors, family: str) -> LoraAdapter | None:
     if not tensors.updates:
         return None
-    rank, alpha = _whole("lora_r", settings.get("lora_r"), 1, MOST_LEN), settings.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
-        raise UnsupportedModel(f"lora_alpha is {brief(alpha)}", "It must be a number.")
+    rank = _whole("lora_r", settings.get("lora_r"), 1, MOST_RANK)
+    scale = lora_scale(settings.get("lora_alpha"), rank)
     for layer, (a, b) in tensors.updates.items():
         if not (len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] == rank):
             shapes = f"{a.shape} and {b.shape}, of rank {rank}"
@@ -151,7 +149,7 @@ def _updates(settings: Mapping[str, Any], tensors: LayaTensors, family: str) -> 
         raise UnsupportedModel(f"the trunk has no {brief(next(iter(others)))} to update", _DAMAGED)
     first = {b.name: a for a, b in tensors.updates.values()}
     low_rank = {name: LowRank(first[b.name].to_float32(), b.to_float32()) for name, b in ours.items()}
-    return LoraAdapter(alpha / rank, low_rank)
+    return LoraAdapter(scale, low_rank)
 
 
 def _tokenizer(folder: Path) -> tuple[Tokenizer, LayaMarks]:

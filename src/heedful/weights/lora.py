@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ _KEEPS_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights; others (PiSSA, OLoRA, LoftQ, …) change the base's own weights."""
 _PREFIX = "base_model.model."
 _FLOATS = ("F32", "F16", "BF16", "F64")
+MOST_RANK, MOST_ALPHA = 1 << 20, 1 << 30
 _REMEDY = "Merge the adapter with the tool that made it, and give the merged model."
 
 
@@ -98,11 +98,17 @@ def read_lora(folder: Path, config: ModelConfig) -> LoraAdapter:
     settings = read_json(folder / CONFIG_NAME)
     _require_plain(settings)
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MOST_RANK:
         raise UnsupportedModel(f"{CONFIG_NAME} has r {brief(rank)}, which is no rank", "The file is damaged.")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
-        raise UnsupportedModel(f"{CONFIG_NAME} has lora_alpha {brief(alpha)}, which is no number", "It is damaged.")
-    return LoraAdapter(alpha / rank, _by_our_names(_pairs(read_safetensors(folder / WEIGHTS_NAME), rank), config))
+    pairs = _pairs(read_safetensors(folder / WEIGHTS_NAME), rank)
+    return LoraAdapter(lora_scale(alpha, rank), _by_our_names(pairs, config))
+
+
+def lora_scale(alpha: Any, rank: int) -> float:
+    """alpha / rank. Raises UnsupportedModel."""
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MOST_ALPHA:
+        raise UnsupportedModel(f"lora_alpha is {brief(alpha)}", f"It must be a number of at most {MOST_ALPHA:,}.")
+    return alpha / rank
 
 
 def _require_plain(settings: Mapping[str, Any]) -> None:
