@@ -153,6 +153,15 @@ def test_damaged_files(file: str, content: bytes | None, error: type[HeedfulErro
         load_gliclass(str(tmp_path / "model"))
 
 
+def test_a_tokenizer_that_loses_the_text(tmp_path: Path) -> None:
+    file = copied(tmp_path, "modernbert_simple") / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    settings["post_processor"]["single"] = []
+    file.write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedModel, match="of a letter"):
+        GLiClass.load(str(file.parent), threads=1)
+
+
 def test_a_gguf_file_is_none(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(UnsupportedModel, match="is a GGUF file"):

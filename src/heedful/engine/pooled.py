@@ -232,8 +232,9 @@ def threads_or_all(threads: int | None) -> int:
 
 
 def marks_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The marks that the tokenizer puts before and after a text, seen on one letter."""
+    """The marks that the tokenizer puts before and after a text, seen on one letter. Raises UnsupportedModel."""
     plain, whole = tokenizer.encode("a", add_bos=False), tokenizer.encode("a")
-    starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
-    start = next(starts)
-    return tuple(whole[:start]), tuple(whole[start + len(plain) :])
+    for start in range(len(whole)):
+        if whole[start : start + len(plain)] == plain:
+            return tuple(whole[:start]), tuple(whole[start + len(plain) :])
+    raise UnsupportedModel(f"the tokenizer makes {plain} of a letter, and {whole} of a text of it", "The file is damaged.")
