@@ -237,4 +237,4 @@ def marks_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]
     for start in range(len(whole)):
         if whole[start : start + len(plain)] == plain:
             return tuple(whole[:start]), tuple(whole[start + len(plain) :])
-    raise UnsupportedModel(f"the tokenizer makes {plain} of a letter, and {whole} of a text of it", "The file is damaged.")
+    raise UnsupportedModel(f"the tokenizer makes {plain} of a letter, {whole} of a text of it", "The file is damaged.")
