@@ -4,16 +4,18 @@ Two cases, both with 6 layers, width 384, 6 query and 2 KV heads, 8,192 tokens, 
 - full: 8 × 512 tokens a step;
 - packed: documents of 128 tokens on average in 4 × 1,024, against the same plain loop with a T² mask (block-diagonal,
   as packing with PyTorch's attention has it).
-The sides take turns, step by step, on the same weights and tokens, so that what else runs on the machine meets both
-alike; medians are compared. The losses of both are printed: they agree as far as rounding lets them.
+The sides are processes of their own (memory that one keeps must not help the other) and take turns, step by step, on
+the same weights and tokens; medians are compared. The losses of both are printed: they agree up to rounding.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
 
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
+from heedful.train.fast import fuse_norms, keep_freed_memory
 from heedful.train.loss import summed_loss
 from heedful.train.network import fresh_decoder, hf_tensors
 from heedful.train.optim import Optimizer
@@ -30,6 +33,7 @@ from heedful.train.settings import OptimSettings, TrainSettings, changed
 from heedful.train.shape import dialled, hf_config, model_config
 
 LR, CLIP = 1e-3, 1.0
+WARM_UP = 2
 SHAPE = {
     "model.layers": 6,
     "model.hidden_size": 384,
@@ -64,7 +68,9 @@ Step = Callable[[Tensor, Tensor], float]
 
 
 def our_step(config: ModelConfig, case: Case) -> Step:
+    keep_freed_memory()
     decoder = fresh_decoder(config, 0)
+    fuse_norms(decoder)
     optimizer = Optimizer(decoder, OptimSettings(lr=LR))
     lengths = [length for row in case.rows for length in row]
     order = np.argsort(lengths, kind="stable")  # as in_parts lays them
@@ -130,22 +136,43 @@ def _positions_and_mask(case: Case) -> tuple[Tensor, Tensor | None]:
     return positions, torch.stack(masks)[:, None]
 
 
-def compare(case: Case, steps: int) -> dict[str, float | str]:
+def work(side: str, case: Case, threads: int, pipe: Connection) -> None:
+    """Answers a number with the loss and the seconds of a step on the tokens that it stands for, until None comes."""
+    torch.set_num_threads(threads)
     settings = dialled(changed(TrainSettings(), SHAPE | {"model.context_len": case.context_len}))
     config = model_config(settings.model, 8192)
-    draw = torch.Generator().manual_seed(1)
+    step = our_step(config, case) if side == "heedful" else plain_step(config, case)
+    while (number := pipe.recv()) is not None:
+        ids = _tokens(number, len(case.rows) * case.context_len + 1)
+        began = perf_counter()
+        loss = step(ids[:-1], ids[1:])
+        pipe.send((loss, perf_counter() - began))
+
+
+def _tokens(number: int, count: int) -> Tensor:
+    """Skewed, so that there is something to learn."""
+    draw = torch.Generator().manual_seed(number)
+    return (torch.rand(count, generator=draw) ** 4 * 8192).long()
+
+
+def compare(case: Case, steps: int, threads: int) -> dict[str, float | str]:
     tokens = len(case.rows) * case.context_len
-    sides = {"heedful": our_step(config, case), "transformers": plain_step(config, case)}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    losses: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(steps + 1):
-        # skewed, so that there is something to learn
-        ids = (torch.rand(tokens + 1, generator=draw) ** 4 * 8192).long()
-        for name, step in sides.items():
-            began = perf_counter()
-            losses[name].append(step(ids[:-1], ids[1:]))
-            seconds[name].append(perf_counter() - began)
-    speeds = {name: tokens / median(values[1:]) for name, values in seconds.items()}
+    context = multiprocessing.get_context("spawn")
+    seconds: dict[str, list[float]] = {name: [] for name in ("heedful", "transformers")}
+    losses: dict[str, list[float]] = {name: [] for name in seconds}
+    pipes = {}
+    for name in seconds:
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=work, args=(name, case, threads, theirs), daemon=True).start()
+    for number in range(steps + WARM_UP):
+        for name, pipe in pipes.items():
+            pipe.send(number)
+            loss, taken = pipe.recv()
+            losses[name].append(loss)
+            seconds[name].append(taken)
+    for pipe in pipes.values():
+        pipe.send(None)
+    speeds = {name: tokens / median(values[WARM_UP:]) for name, values in seconds.items()}
     return {
         "case": case.name,
         "heedful_tok_s": speeds["heedful"],
@@ -163,8 +190,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--case", choices=("full", "packed"))
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    results = [compare(case, asked.steps) for case in cases() if asked.case in (None, case.name)]
+    results = [compare(case, asked.steps, asked.threads) for case in cases() if asked.case in (None, case.name)]
     print(f"{'case':<8} {'heedful tok/s':>14} {'transformers':>13} {'ratio':>6}  last losses")
     for row in results:
         print(

@@ -55,6 +55,7 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.engine.torch_runner",
     "heedful.engine.torch_states",
     "heedful.models.kev_head",
+    "heedful.train.fast",
     "heedful.train.loss",
     "heedful.train.network",
     "heedful.train.optim",

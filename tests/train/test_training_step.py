@@ -16,7 +16,9 @@ from heedful.kernels.attention import DenseAttend
 from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
+from heedful.models.layers import RMSNorm
 from heedful.train.batches import Batch, arrays
+from heedful.train.fast import _rms_norm
 from heedful.train.loop import begin, complete
 from heedful.train.loss import IGNORED, summed_loss
 from heedful.train.network import fresh_decoder, hf_tensors, matrix_parts
@@ -98,6 +100,21 @@ def test_a_document_does_not_depend_on_what_it_is_packed_with(run: RunFiles) -> 
             torch.from_numpy(alone.token_ids), torch.from_numpy(alone.positions), PackedCausalAttend(alone.lengths)
         )
         assert torch.allclose(rows, hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(20, 32), (5, 4, 8)])
+def test_fused_norms_and_their_gradients_equal_the_plain_ones(shape: tuple[int, ...]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=draw, requires_grad=True)
+    grad = torch.randn(shape, generator=draw)
+    norm = RMSNorm(shape[-1], 1e-3)
+    with torch.no_grad():
+        norm.weight.normal_(1, 0.3, generator=draw)
+    found = []
+    for y in (norm(x), _rms_norm(norm, x)):
+        found.append([y.detach(), *torch.autograd.grad(y, [x, norm.weight], grad)])
+    for plain, fused in zip(*found, strict=True):
+        assert torch.allclose(plain, fused, atol=1e-6, rtol=1e-5)
 
 
 # ---- a step

@@ -32,18 +32,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         loss = hidden.new_zeros((), dtype=torch.float64)
+        buffer = hidden.new_empty(
+            min(chunk, len(hidden)), len(weight)
+        )  # one for all: fresh memory costs as much as sums
         for begin in range(0, len(hidden), chunk):
-            rows = slice(begin, begin + chunk)
-            logits = hidden[rows] @ weight.T
+            rows = slice(begin, min(begin + chunk, len(hidden)))
+            logits = torch.mm(hidden[rows], weight.T, out=buffer[: rows.stop - begin])
             if softcap is not None:
-                logits = softcap * torch.tanh(logits / softcap)
+                logits.div_(softcap).tanh_().mul_(softcap)
             at_target = logits.gather(1, targets[rows, None])
-            lse = logits.logsumexp(dim=1, keepdim=True)
-            loss += (lse - at_target).sum(dtype=torch.float64)
+            slope = 1 - (logits / softcap) ** 2 if softcap is not None else None
+            largest = logits.amax(dim=1, keepdim=True)
+            total = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
+            loss += (largest + total.log() - at_target).sum(dtype=torch.float64)
             if for_hidden is None and for_weight is None:
                 continue
-            slope = 1 - (logits / softcap) ** 2 if softcap is not None else None
-            grad = logits.sub_(lse).exp_()
+            grad = logits.div_(total)
             grad.scatter_add_(1, targets[rows, None], grad.new_full((1, 1), -1.0).expand(len(grad), 1))
             if slope is not None:
                 grad *= slope

@@ -18,6 +18,7 @@ from heedful.models.decoder import Decoder
 from heedful.train import checkpoint as files
 from heedful.train.batches import Batch, Segment, arrays, in_parts, visits
 from heedful.train.checkpoint import TrainingState
+from heedful.train.fast import fuse_norms, keep_freed_memory
 from heedful.train.loss import summed_loss
 from heedful.train.network import fresh_decoder, hf_tensors, place, recompute_in_backward
 from heedful.train.optim import Optimizer
@@ -47,15 +48,17 @@ class StepFacts:
 
 
 class Trainer:
-    """Sets PyTorch's thread count for the whole process."""
+    """Sets PyTorch's thread count, and how freed memory is kept, for the whole process."""
 
     def __init__(self, run: RunFiles) -> None:
         assert run.settings.run.threads is not None, run.settings.run
         torch.set_num_threads(run.settings.run.threads)
+        keep_freed_memory()
         self.run, self.settings = run, run.settings
         self.config = model_config(run.settings.model, run.tokenizer.vocab_size)
         self.decoder = fresh_decoder(self.config, run.settings.run.seed)
         self._average = copy.deepcopy(self.decoder) if run.settings.optim.ema else None
+        fuse_norms(self.decoder)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.decoder)
         self.optimizer = Optimizer(self.decoder, run.settings.optim)
