@@ -67,10 +67,11 @@ browser:
 
 decider: $(TEST_INSTALLED)
 	$(BIN)/python -m recipes.decider.data
-	$(BIN)/python -m recipes.decider.train build/decider/ce_short --loss ce --steps 100
-	$(BIN)/python -m recipes.decider.train build/decider/rlcd_short --loss rlcd --steps 100
-	$(BIN)/python -m recipes.decider.train build/decider/model
-	$(BIN)/python -m recipes.decider.evaluate build/decider/model recipes/decider/results.json --likelihood 200 \
+	$(BIN)/python -m recipes.decider.baselines
+	$(BIN)/python -m recipes.decider.train build/decider/ce_short --loss ce --steps 100 --domains topics intents
+	$(BIN)/python -m recipes.decider.train build/decider/rlcd_short --loss rlcd --steps 100 --domains topics intents
+	$(BIN)/python -m recipes.decider.train build/decider/model --loss ce
+	$(BIN)/python -m recipes.decider.evaluate build/decider/model recipes/decider/results.json \
 	  --beside build/decider/ce_short build/decider/rlcd_short
 	$(BIN)/python -m recipes.decider.ship build/decider/model recipes/decider/results.json
 

@@ -1,4 +1,4 @@
-"""Fits temperatures and judges: python -m recipes.decider.evaluate FOLDER RESULTS.json [--likelihood N].
+"""Fits temperatures and judges: python -m recipes.decider.evaluate FOLDER RESULTS.json [--beside FOLDER …].
 
 Beside the model stand what it must beat: the most frequent answer, the nearest option by the trunk's own sentence
 embeddings, and a small chat model's likelihoods. Intervals are of the bootstrap over groups of like rows.
@@ -17,58 +17,67 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from recipes.decider.baselines import PATH, THREADS, Guesses
 from recipes.decider.data import BUILD
 from recipes.decider.rows import HELD_OUT, TEST, VALIDATION, Row, read_rows
 
 from heedful.decide.calibrate import Calibration, Reliability, fit, reliability, softmax
 from heedful.decide.calibrate import Row as Labelled
 from heedful.decide.laya import Laya
-from heedful.decide.laya_input import option_texts
-from heedful.decide.question import Choice, Noul, json_text
+from heedful.decide.question import Choice
 
 Logits = list[tuple[float, ...]]
 RESAMPLES = 1000
 FEWEST_ALIKE = 20
 """A question that is asked so often has a most frequent answer of its own; rarer ones share their type's."""
-REORDERINGS = 3
-THREADS = 2
+REORDERED, REORDERINGS = 80, 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--likelihood", type=int, default=0, metavar="N", help="questions that smollm2 is asked too")
-    parser.add_argument("--brief", action="store_true", help="without the baselines")
-    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other models, judged briefly")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="models of the comparison of losses")
     asked = parser.parse_args()
     began = perf_counter()
-    results = judge(asked.folder, brief=asked.brief, likelihood=asked.likelihood)
-    results["losses"] = {other.name: judge(other, brief=True) for other in asked.beside}
+    results = judge(asked.folder)
+    results["losses"] = {other.name: judge_loss(other) for other in asked.beside}
     results["seconds"] = round(perf_counter() - began)
     asked.results.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
     print(summary(results))
 
 
-def judge(folder: Path, *, brief: bool, likelihood: int = 0) -> dict[str, Any]:
+def judge(folder: Path) -> dict[str, Any]:
     """Of one checkpoint, which gets its temperatures first."""
     decider = Laya.load(str(folder), threads=THREADS)
     calibration = fit_temperatures(decider, read_rows(BUILD / f"{VALIDATION}.jsonl"))
     keep_temperatures(folder, calibration)
+    parts = {part: read_rows(BUILD / f"{part}.jsonl") for part in (TEST, HELD_OUT)}
+    found = {part: logits_of(decider, rows) for part, rows in parts.items()}
     results: dict[str, Any] = {
         "training": json.loads((folder / "train.json").read_text()),
         "temperatures": calibration.to_dict(),
+        "reordering": reordering(decider, parts[TEST]),
     }
-    for part in (TEST, HELD_OUT):
-        rows = read_rows(BUILD / f"{part}.jsonl")
-        logits = logits_of(decider, rows)
-        guesses = {} if brief else {"majority": most_frequent(rows), "embedding": nearest_options(rows)}
-        results[part] = judged(rows, logits, calibration, guesses)
-        if likelihood:
-            results[part]["likelihood"] = against_likelihood(rows, logits, likelihood // 2)
-    if not brief:
-        results["reordering"] = reordering(decider, read_rows(BUILD / f"{TEST}.jsonl"))
+    guesses: Guesses = json.loads(PATH.read_text())
+    for part, rows in parts.items():
+        nearest = [guesses["embedding"][row.key] for row in rows]
+        baselines = {"majority": most_frequent(rows), "embedding": nearest}
+        results[part] = judged(rows, found[part], calibration, baselines)
+        results[part]["likelihood"] = against_likelihood(rows, found[part], guesses["smollm2"])
     return results
+
+
+def judge_loss(folder: Path) -> dict[str, Any]:
+    """Of a model trained for the comparison of losses: the test rows of its own domains."""
+    training = json.loads((folder / "train.json").read_text())
+    decider = Laya.load(str(folder), threads=THREADS)
+    validation, test = (
+        [row for row in read_rows(BUILD / f"{part}.jsonl") if row.domain in training["domains"]]
+        for part in (VALIDATION, TEST)
+    )
+    calibration = fit_temperatures(decider, validation)
+    return {"training": training, **judged(test, logits_of(decider, test), calibration, {})["all"]}
 
 
 def logits_of(decider: Any, rows: Sequence[Row]) -> Logits:
@@ -148,40 +157,16 @@ def most_frequent(rows: Sequence[Row]) -> list[int]:
     return [max(range(len(row.target)), key=lambda at: counts[kind(row)][row.typed().labels[at]]) for row in rows]
 
 
-def nearest_options(rows: Sequence[Row]) -> list[int]:
-    """The option whose sentence embedding is nearest to the state's; of yes and no, put after the question."""
-    from heedful.engine.embedder import load_embedder
-
-    embedder = load_embedder("minilm", threads=THREADS)
-    found = []
-    for row in rows:
-        question = row.typed()
-        if isinstance(question, Noul):
-            texts = [f"{question.instructions} {answer}" for answer in ("No", "Yes")]
-        else:
-            texts = option_texts(question)
-        vectors = embedder.embed([json_text(row.state), *texts], truncate=True).vectors
-        found.append(int(np.argmax(vectors[1:] @ vectors[0])))
-    return found
-
-
-def against_likelihood(rows: Sequence[Row], logits: Logits, count: int) -> dict[str, Any]:
-    """Accuracy of smollm2's likelihoods on some of the rows, evenly of each domain, and of the model on the same."""
-    from heedful.decide.likelihood import Likelihood
-    from heedful.engine.llm import LLM
-
-    by_domain: dict[str, list[int]] = defaultdict(list)
-    for at, row in enumerate(rows):
-        by_domain[row.domain].append(at)
-    some = [at for indices in by_domain.values() for at in indices[: -(-count // len(by_domain))]]
-    other = logits_of(Likelihood(LLM("smollm2", threads=THREADS)), [rows[at] for at in some])
-    ours = np.array([int(np.argmax(logits[at])) == rows[at].label for at in some])
-    theirs = np.array([int(np.argmax(z)) == rows[at].label for at, z in zip(some, other, strict=True)])
+def against_likelihood(rows: Sequence[Row], logits: Logits, guesses: dict[str, int]) -> dict[str, Any]:
+    """Accuracy of smollm2's likelihoods on the rows that it was asked, and of the model on the same."""
+    some = [at for at, row in enumerate(rows) if row.key in guesses]
     drawn = [rows[at] for at in some]
-    by = {
-        domain: [round(float(values[[row.domain == domain for row in drawn]].mean()), 4) for values in (ours, theirs)]
-        for domain in by_domain
-    }
+    ours = np.array([int(np.argmax(logits[at])) == rows[at].label for at in some])
+    theirs = np.array([guesses[row.key] == row.label for row in drawn])
+    by = {}
+    for domain in dict.fromkeys(row.domain for row in drawn):
+        inside = [row.domain == domain for row in drawn]
+        by[domain] = [round(float(values[inside].mean()), 4) for values in (ours, theirs)]
     return {
         "rows": len(some),
         "ours": round(float(ours.mean()), 4),
@@ -194,7 +179,8 @@ def against_likelihood(rows: Sequence[Row], logits: Logits, count: int) -> dict[
 def reordering(decider: Laya, rows: Sequence[Row]) -> dict[str, Any]:
     """Choices asked again with their options in other orders: how many answers change, and the largest change."""
     rng, flips, asked, largest = random.Random(0), 0, 0, 0.0
-    choices = [row for row in rows if row.question["type"] == "choice"][:: max(1, len(rows) // 400)]
+    choices = [row for row in rows if row.question["type"] == "choice"]
+    choices = choices[:: max(1, len(choices) // REORDERED)]
     for row in choices:
         question = row.typed()
         assert isinstance(question, Choice), question
@@ -219,7 +205,7 @@ def summary(results: dict[str, Any]) -> str:
                 if key in found
             )
             lines.append(f"{part:9} {name:20} {shown}")
-    return "\n".join([*lines, str(results.get("reordering", ""))])
+    return "\n".join([*lines, str(results["reordering"])])
 
 
 if __name__ == "__main__":

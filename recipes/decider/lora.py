@@ -51,13 +51,15 @@ def update_tensors(trunk: Bert) -> dict[str, Tensor]:
     """By the checkpoint's names."""
     found: dict[str, Tensor] = {}
     for at, block in enumerate(trunk.layers):
-        names = {
+        assert isinstance(block, EncoderBlock), block
+        names: dict[nn.Module, list[str]] = {
             block.attn.qkv: ["attention.self.query", "attention.self.key", "attention.self.value"],
             block.attn.out: ["attention.output.dense"],
             block.mlp.up: ["intermediate.dense"],
             block.mlp.down: ["output.dense"],
         }
         for linear, of_parts in names.items():
+            assert isinstance(linear, LowRankLinear), linear
             for name, (a, b) in zip(of_parts, linear.pairs(), strict=True):
                 found[f"encoder.encoder.layer.{at}.{name}.lora_A"] = a
                 found[f"encoder.encoder.layer.{at}.{name}.lora_B"] = b

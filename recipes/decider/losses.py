@@ -44,4 +44,5 @@ def rewards(shares: Tensor, target: Tensor, mask: Tensor, is_score: Tensor) -> T
     spherical = (target * shares).sum(-1) / shares.norm(dim=-1)
     gaps = ((shares.cumsum(-1) - target.cumsum(-1)) ** 2 * mask).sum(-1)
     ranked = gaps / (mask.sum(-1) - 1).clamp_min(1)
-    return log_score + SPHERICAL_WEIGHT * spherical - RANKED_WEIGHT * ranked * is_score
+    total: Tensor = log_score + SPHERICAL_WEIGHT * spherical - RANKED_WEIGHT * ranked * is_score
+    return total

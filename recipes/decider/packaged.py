@@ -9,7 +9,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,7 +139,10 @@ def _sentiment(domain: str, noun: str, files: dict[str, bytes]) -> Iterator[Row]
     (data,) = files.values()
     positive = [f"Is this {noun} positive?", f"Is the writer of this {noun} pleased?", "Does the writer like it?"]
     negative = [f"Is this {noun} negative?", f"Is the writer of this {noun} displeased?", "Is this a complaint?"]
-    names = [{"negative": None, "neutral": None, "positive": None}, {"bad": None, "so-so": None, "good": None}]
+    names: list[Mapping[str, str | None]] = [
+        {"negative": None, "neutral": None, "positive": None},
+        {"bad": None, "so-so": None, "good": None},
+    ]
     described = {
         "unhappy": "displeased, critical",
         "indifferent": "states facts, neither pleased nor displeased",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ class Row:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-def choice(instructions: str | None, options: dict[str, str | None]) -> dict[str, Any]:
-    return {"type": "choice", "instructions": instructions, "criteria": options}
+def choice(instructions: str | None, options: Mapping[str, str | None]) -> dict[str, Any]:
+    return {"type": "choice", "instructions": instructions, "criteria": dict(options)}
 
 
 def score(instructions: str | None, levels: list[str]) -> dict[str, Any]:

@@ -17,30 +17,31 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from recipes.decider.checkpoint import SEED, head_tensors, write, write_fresh
 from recipes.decider.data import BUILD
 from recipes.decider.lora import add_updates, update_tensors
 from recipes.decider.losses import SIGMA_FIRST, SIGMA_LAST, cross_entropy, policy_loss
 from recipes.decider.rows import TRAIN, read_rows
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.utils.rnn import pad_sequence
 
 from heedful.decide.calibrate import Calibration
 from heedful.decide.laya_input import LayaPacker
 from heedful.engine.torch_laya import make_laya, question_logits
 from heedful.models.bert import Bert
+from heedful.models.laya import LayaNetwork
 from heedful.models.laya_config import QUESTION_TYPES, LayaSequence
 from heedful.weights.load_laya import load_laya
 
 PROCESSES = 2
-BATCH = 16
-STEPS = 520
-HEAD_RATE, UPDATE_RATE = 5e-4, 5e-4
-WARM_UP = 0.05
+BATCH = 8
+STEPS = 2400
+HEAD_RATE, UPDATE_RATE = 4e-4, 4e-4
+WARM_UP = 0.03
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
-SAVE_EVERY = 50
+SAVE_EVERY = 200
 SCORE = QUESTION_TYPES.index("score")
 
 
@@ -54,6 +55,8 @@ class Example:
 class Plan:
     loss: str
     steps: int
+    domains: tuple[str, ...]
+    """() for all."""
     out: Path
 
 
@@ -62,12 +65,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--loss", choices=("rlcd", "ce"), default="rlcd")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--domains", nargs="*", default=[], help="train on these alone")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     write_fresh(asked.out)
     with tempfile.TemporaryDirectory() as meeting:
-        plan = Plan(asked.loss, asked.steps, asked.out)
-        mp.start_processes(_work, (f"file://{meeting}/point", plan), nprocs=PROCESSES, start_method="spawn")
+        plan = Plan(asked.loss, asked.steps, tuple(asked.domains), asked.out)
+        spawn(_work, (f"file://{meeting}/point", plan), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
 
 
 def _work(rank: int, meeting: str, plan: Plan) -> None:
@@ -75,19 +79,21 @@ def _work(rank: int, meeting: str, plan: Plan) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=PROCESSES)
     loaded = load_laya(plan.out)
     network = make_laya(loaded.config, loaded.trunk, loaded.head, threads=1)
-    assert isinstance(network.trunk, Bert), network.trunk
+    trunk = network.trunk
+    assert isinstance(trunk, Bert), trunk
     torch.manual_seed(SEED)
-    add_updates(network.trunk)
+    add_updates(trunk)
     network.head.requires_grad_(True)
     network.train()
     packer = LayaPacker(loaded.tokenizer, loaded.marks, loaded.layout)
     examples = [
         Example(packer.pack(row.typed(), packer.state(row.state)).sequence, row.target)
         for row in read_rows(BUILD / f"{TRAIN}.jsonl")
+        if row.domain in plan.domains or not plan.domains
     ]
 
     def save() -> None:
-        tensors = {**head_tensors(network.head, loaded), **update_tensors(network.trunk)}
+        tensors = {**head_tensors(network.head, loaded), **update_tensors(trunk)}
         write(plan.out, tensors, Calibration())
 
     seconds = _fit(network, examples, rank, plan, save)
@@ -104,7 +110,7 @@ def _work(rank: int, meeting: str, plan: Plan) -> None:
     dist.destroy_process_group()
 
 
-def _fit(network: nn.Module, examples: list[Example], rank: int, plan: Plan, save: Callable[[], None]) -> float:
+def _fit(network: LayaNetwork, examples: list[Example], rank: int, plan: Plan, save: Callable[[], None]) -> float:
     """Trains in place, and saves now and then; the seconds it took."""
     began = perf_counter()
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -136,10 +142,10 @@ def _fit(network: nn.Module, examples: list[Example], rank: int, plan: Plan, sav
         optimizer.step()
         schedule.step()
         tokens += sum(len(one.sequence.ids) for one in batch)
-        running += (plain.item() - running) / min(step + 1, 20)
+        running += (plain.item() - running) / min(step + 1, 40)
         if rank == 0 and step % SAVE_EVERY == SAVE_EVERY - 1:
             save()
-        if rank == 0 and step % 10 == 9:
+        if rank == 0 and step % 20 == 19:
             passed = perf_counter() - began
             left = passed / (step + 1) * (steps - step - 1)
             print(
@@ -158,7 +164,7 @@ def rate_share(step: int, steps: int) -> float:
 
 
 def _losses(
-    network: nn.Module, batch: list[Example], kind: str, sigma: float, noise: torch.Generator
+    network: LayaNetwork, batch: list[Example], kind: str, sigma: float, noise: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """What is trained on, and the cross-entropy, which is shown."""
     logits = question_logits(network, [one.sequence for one in batch])
