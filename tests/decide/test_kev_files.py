@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,15 @@ def replace_head(data: bytes) -> Callable[[Path], Any]:
     return lambda folder: (folder / "head.pt").write_bytes(data)
 
 
+def compress_head(folder: Path) -> None:
+    """torch itself would read it."""
+    with zipfile.ZipFile(folder / "head.pt") as stored:
+        members = {name: stored.read(name) for name in stored.namelist()}
+    with zipfile.ZipFile(folder / "head.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, data in members.items():
+            packed.writestr(name, data)
+
+
 def without(*names: str) -> Callable[[Path], Any]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
@@ -126,6 +136,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[HeedfulError], str]] = {
     "an empty head": (replace_head(b""), FileFormatError, "no file of tensors"),
     "a torn head": (replace_head(b"PK\x03\x04" + bytes(99)), FileFormatError, "no file of tensors"),
     "a list for a head": (replace_head(pickle.dumps([1], 2)), FileFormatError, "head.pt"),
+    "a head that grows in memory": (compress_head, FileFormatError, "more than its own size"),
     "no tensors": (change_head(head=None), FileFormatError, "no tensors under 'head'"),
     "numbers for tensors": (change_head(head={"q.weight": 1.0}), FileFormatError, "no tensors under 'head'"),
     "a tensor too many": (change_head(head=tensors(v_weight=torch.zeros(64, 64))), UnsupportedModel, "v.weight"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -90,6 +91,7 @@ def _read_head(folder: Path, training: Mapping[str, Any]) -> tuple[Mapping[str, 
 def _unpickled(path: Path) -> dict[str, Any]:
     """Tensors and plain values alone: code in the file is refused, not run."""
     try:
+        _require_uncompressed(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a stranger's file: the reader has no list of what it may raise
         what = str(error).strip().partition("\n")[0]
@@ -100,6 +102,14 @@ def _unpickled(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FileFormatError(f"{path}: holds {type(found).__name__}, not a dict", "Fetch the file again.")
     return found
+
+
+def _require_uncompressed(path: Path) -> None:
+    """As torch writes it: a compressed file of a megabyte could fill a gigabyte of memory."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as members:
+            if sum(member.file_size for member in members.infolist()) > path.stat().st_size:
+                raise ValueError("it holds more than its own size")
 
 
 def _build_head(tensors: Mapping[str, Floats], hidden_size: int) -> PointerHead:
