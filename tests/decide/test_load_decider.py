@@ -189,6 +189,13 @@ def test_identity_is_of_the_files_that_are_read_and_how(tmp_path: Path) -> None:
     assert decider_sha256("likelihood", here) != first
 
 
+def test_a_folder_of_calibrations_that_cannot_be_read_is_named(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEEDFUL_DATA", "/" + "too-long" * 40)
+    with pytest.raises(BadParameter, match=r"too-long.*cannot be read: File name too long"):
+        load_decider(str(chat))
+    assert load_decider(str(chat), calibration="none").name == str(chat)
+
+
 def test_digests_are_kept_and_a_damaged_one_is_made_anew(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     first = decider_sha256("likelihood", folder)

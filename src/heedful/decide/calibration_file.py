@@ -29,9 +29,13 @@ def calibrations_folder() -> Path:
 
 
 def has_kept_calibrations() -> bool:
-    """Whether it is worth while to find out a decider's sha256."""
+    """Whether it is worth while to find out a decider's sha256. Raises BadParameter where the folder cannot be read."""
     folder = calibrations_folder()
-    return folder.is_dir() and any(folder.iterdir())
+    try:
+        return folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        remedy = "Give this user the right to read it, or take no calibration: --calibration none (Python: None)."
+        raise BadParameter("calibration", f"{folder} cannot be read: {error.strerror}", remedy) from error
 
 
 def kept_path(sha256: str) -> Path:
