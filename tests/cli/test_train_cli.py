@@ -92,9 +92,12 @@ def fully_recomputed(prompt: str, max_tokens: int) -> str:
     return runs.tokenizer.decode(ids)
 
 
-def test_the_files_load_in_transformers(files: Path) -> None:
+@pytest.mark.parametrize(
+    "more", [[], ["--set", "model.qk_norm=false", "--set", "model.windows=L", "--set", "model.tied_head=false"]]
+)
+def test_the_files_load_in_transformers(more: list[str], files: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    assert train("--steps", "10") == 0
+    assert train("--steps", "10", *more) == 0
     folder = model_in(Path("runs/a"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -207,6 +210,18 @@ def test_options_go_over_the_file_and_set_over_both(files: Path) -> None:
     settings = open_run(Path("runs/a")).settings
     assert (settings.optim.lr, settings.run.steps, settings.model.window) == (0.5, 2, 16)
     assert open_run(Path("runs/a")).tokenizer.vocab_size == 259
+
+
+def test_validation_by_another_file_or_by_none(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "other.jsonl").write_text('{"text": "the blue hat"}\n{"text": "a"}\n', encoding="utf-8")
+    assert train("--steps", "1", "--validation", "other.jsonl") == 0
+    out = capsys.readouterr().out
+    assert "validation: 2 documents, 13 bytes, " in out
+    assert "step 1: validation " in out
+    assert len(open_run(Path("runs/a")).data.validation_segments) == 2
+    more = ["--config", "small.toml", "--steps", "1", "--set", "data.validation_share=0"]
+    assert run(["train", "--out", "runs/b", "--data", "text.txt", *more]) == 0
+    assert "validation" not in capsys.readouterr().out
 
 
 def test_a_run_without_a_checkpoint_is_no_model(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
+from heedful.cli.main import run
 from heedful.train.loop import complete
 from heedful.train.settings import SIZES, TrainSettings, by_name, changed
 
@@ -17,21 +17,20 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
-def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
+def test_the_commands_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    commands = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    commands = [line.removeprefix("$ heedful ") for block in blocks for line in block.splitlines()]
     assert len(commands) == 6
-    python = shlex.quote(sys.executable)
-    script = "\n".join(re.sub(r"^heedful\b", f"{python} -m heedful", command) for command in commands)
-    done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", script],
-        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "step 30/30 · loss" in done.stdout
-    assert re.search(r'^optim.optimizer +"adamw" +"muon"$', done.stdout, re.MULTILINE)
-    assert "step 40/40 · loss" in done.stdout
+    for command in commands:
+        assert run(shlex.split(command)) == 0, command
+    out = capsys.readouterr().out
+    assert "step 30/30 · loss" in out
+    assert re.search(r'^optim.optimizer +"adamw" +"muon"$', out, re.MULTILINE)
+    assert "step 40/40 · loss" in out
 
 
 def test_every_setting_is_in_the_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,28 +92,33 @@ SYNCS_OF_A_SAVE = 10
         ("step", 7, "step-00000004"),  # between two checkpoints
         ("fsync", SYNCS_BEFORE_SAVING + SYNCS_OF_A_SAVE + 2, "step-00000004"),  # two files of the second are there
         ("fsync", SYNCS_BEFORE_SAVING + 2 * SYNCS_OF_A_SAVE, "step-00000008"),  # renamed, not yet synced
-        ("step", 3, None),  # before the first
     ],
 )
-def test_kill_9_and_resume(
-    what: str, number: int, found: str | None, data: Path, unbroken: Path, tmp_path: Path
-) -> None:
+def test_kill_9_and_resume(what: str, number: int, found: str, data: Path, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, str(Path(__file__).with_name("training_cases.py")), str(folder), str(data)]
     done = subprocess.run([*command, what, str(number)], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    newest = newest_checkpoint(folder)
-    assert (newest.name if newest else None) == found
+    assert model_in(folder).name == found
     resume(folder, say=quiet)
     require_equal(folder, unbroken)
     assert not list((folder / "checkpoints").glob(".*")), "what the kill left is cleared away"
 
 
+def test_what_ends_before_the_first_checkpoint_begins_again(data: Path, unbroken: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        interrupted(tmp_path / "run", data, 3, fail, optim__optimizer="muon")
+    assert len(losses(tmp_path / "run")) == 2
+    assert newest_checkpoint(tmp_path / "run") is None
+    resume(tmp_path / "run", say=quiet)
+    require_equal(tmp_path / "run", unbroken)
+
+
 def interrupted(folder: Path, data: Path, at: int, stop: Callable[[], None], **more: Any) -> Outcome:
     """`stop` is called while step `at` runs."""
-
-    class Stopping(Trainer):
-        pass
 
     original = Trainer.step
 
@@ -194,6 +200,17 @@ def test_no_numbers_stop_the_run_before_a_checkpoint_and_name_the_batch(data: Pa
             begin(folder, small_settings(data), say=quiet)
     assert newest_checkpoint(folder) == folder / "checkpoints" / "step-00000004"
     assert [row[0] for row in losses(folder)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_another_version_of_heedful_is_said(data: Path, tmp_path: Path) -> None:
+    begin(tmp_path / "run", small_settings(data, run__steps=1), say=quiet)
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts | {"heedful": "0.0.1"}))
+    said: list[str] = []
+    resume(tmp_path / "run", say=said.append)
+    assert re.search(
+        r"was begun with heedful 0\.0\.1 and goes on with .*, which may not continue it to the bit", said[0]
+    )
 
 
 def test_what_is_no_run_is_refused(data: Path, tmp_path: Path) -> None:

@@ -91,6 +91,16 @@ def test_every_token_is_a_target_once_an_epoch(tokenizer: Tokenizer, tmp_path: P
     assert seen == dict.fromkeys(range(1, len(store.tokens)), whole_epochs)
 
 
+def test_segments_are_as_few_and_as_equal_as_fit(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    store = store_of(tmp_path, ["x" * n for n in range(1, 40)], tokenizer)
+    for document in range(39):
+        lengths = [s.length for s in Segments(store, 8) if s.document == document]
+        assert sum(lengths) == document + 2
+        assert len(lengths) == -(-(document + 2) // 8)
+        assert 2 <= max(lengths) <= 8
+        assert max(lengths) - min(lengths) <= 1
+
+
 def test_epochs_and_seeds_have_orders_of_their_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
     store = store_of(tmp_path, ["x" * 7 for _ in range(40)], tokenizer)
     first = data_of(store, batch_tokens=8 * 32)
@@ -124,13 +134,13 @@ def test_parts_are_the_same_segments_and_about_as_long() -> None:
 def test_arrays_restart_positions_and_shift_targets(tokenizer: Tokenizer, tmp_path: Path) -> None:
     store = store_of(tmp_path, ["abcdefghij", "kl"], tokenizer)
     segments = list(Segments(store, 8))
-    assert [(s.document, s.start, s.length) for s in segments] == [(0, 0, 8), (0, 8, 3), (1, 11, 3)]
+    assert [(s.document, s.start, s.length) for s in segments] == [(0, 0, 5), (0, 5, 6), (1, 11, 3)]
     made = arrays(store, segments)
     ids = store.tokens.astype(int).tolist()
-    assert made.token_ids.tolist() == ids[0:8] + ids[8:11] + ids[11:14]
-    assert made.targets.tolist() == ids[1:9] + ids[9:12] + ids[12:15]
-    assert made.positions.tolist() == [*range(8), *range(3), *range(3)]
-    assert made.lengths == [8, 3, 3]
+    assert made.token_ids.tolist() == ids[0:5] + ids[5:11] + ids[11:14]
+    assert made.targets.tolist() == ids[1:6] + ids[6:12] + ids[12:15]
+    assert made.positions.tolist() == [*range(5), *range(6), *range(3)]
+    assert made.lengths == [5, 6, 3]
 
 
 def test_visits_are_those_of_the_masks() -> None:

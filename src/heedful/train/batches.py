@@ -30,11 +30,12 @@ class Segment:
 
 
 class Segments(Sequence[Segment]):
-    """All segments of a store, numbered in its order; found by bisection."""
+    """All segments of a store, numbered in its order; found by bisection. A document is cut into as few as fit, as long
+    as each other: so none is an end token alone.
+    """
 
     def __init__(self, store: TokenStore, context_len: int) -> None:
         self._starts = store.starts
-        self._context_len = context_len
         lengths = np.diff(store.starts)
         self._before = np.concatenate(([0], np.cumsum(-(-lengths // context_len))))
 
@@ -45,8 +46,10 @@ class Segments(Sequence[Segment]):
         if not 0 <= number < len(self):
             raise IndexError(number)
         document = int(np.searchsorted(self._before, number, side="right")) - 1
-        start = int(self._starts[document]) + (number - int(self._before[document])) * self._context_len
-        return Segment(document, start, min(self._context_len, int(self._starts[document + 1]) - start))
+        first, end = int(self._starts[document]), int(self._starts[document + 1])
+        part, parts = number - int(self._before[document]), int(self._before[document + 1] - self._before[document])
+        begin = (end - first) * part // parts
+        return Segment(document, first + begin, (end - first) * (part + 1) // parts - begin)
 
 
 @dataclass(frozen=True)

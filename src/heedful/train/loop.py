@@ -15,10 +15,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any
 
-from heedful import hardware
+from heedful import __version__, hardware
 from heedful.train.checkpoint import remove_unfinished
 from heedful.train.report import StepLine, loss_plot, progress_line, short, training_flops
-from heedful.train.run_files import RunFiles, begin_run, cut_metrics, open_run, read_metrics, with_steps
+from heedful.train.run_files import RunFiles, begin_run, cut_metrics, open_run, other_version, read_metrics, with_steps
 from heedful.train.settings import TrainSettings
 from heedful.train.shape import dialled
 from heedful.train.stop import StopOnSignal
@@ -54,6 +54,10 @@ def resume(folder: Path, *, steps: int | None = None, say: Say = print) -> Outco
     bit, of a run that was never stopped. `steps`: another last step, with the schedule that belongs to it.
     """
     run = open_run(folder)
+    if (other := other_version(folder)) is not None:
+        say(
+            f"{folder} was begun with heedful {other} and goes on with {__version__}, which may not continue it to the bit"
+        )
     if steps is not None:
         run = with_steps(run, steps)
     remove_unfinished(folder)
@@ -117,7 +121,7 @@ class _Loop:
         last = facts.step == self._run.steps
         if facts.step % self._run.log_every == 0 or last:
             self._say(self._line(facts))
-        if self._is_due(self._run.eval_every, last):
+        if self._trainer.run.data.validation_segments and self._is_due(self._run.eval_every, last):
             self._validate()
         if self._is_due(self._run.sample_every, last):
             self._sample()

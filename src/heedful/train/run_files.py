@@ -126,6 +126,12 @@ def with_steps(run: RunFiles, steps: int) -> RunFiles:
     return replace(run, settings=settings)
 
 
+def other_version(folder: Path) -> str | None:
+    """The heedful that began the run, where it is not this one."""
+    begun_with = str(_read_facts(folder).get("heedful"))
+    return None if begun_with == __version__ else begun_with
+
+
 def read_settings(folder: Path) -> TrainSettings:
     facts = _read_facts(folder)
     try:
