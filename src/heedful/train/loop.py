@@ -55,9 +55,7 @@ def resume(folder: Path, *, steps: int | None = None, say: Say = print) -> Outco
     """
     run = open_run(folder)
     if (other := other_version(folder)) is not None:
-        say(
-            f"{folder} was begun with heedful {other} and goes on with {__version__}, which may not continue it to the bit"
-        )
+        say(f"{folder} was begun with heedful {other}: {__version__} may not go on with it to the bit")
     if steps is not None:
         run = with_steps(run, steps)
     remove_unfinished(folder)
