@@ -59,7 +59,6 @@ def card(results: dict[str, Any], counts: dict[str, dict[str, int]]) -> str:
         batch=training["batch"],
         loss={"ce": "soft cross-entropy", "rlcd": "RLCD"}[training["loss"]],
         minutes=f"{training['seconds'] / 60:.0f}",
-        evaluation_minutes=f"{results['seconds'] / 60:.0f}",
     )
 
 
