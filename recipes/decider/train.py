@@ -101,6 +101,7 @@ def _work(rank: int, meeting: str, plan: Plan) -> None:
         save()
         facts = {
             "loss": plan.loss,
+            "domains": plan.domains,
             "rows": len(examples),
             "batch": BATCH,
             "steps": plan.steps,
