@@ -6,9 +6,11 @@ import copy
 import json
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -141,11 +143,11 @@ class Trainer:
         with torch.no_grad():
             for part in in_parts(chosen, -(-tokens // limit) * self.settings.optim.micro_batches):
                 nats += float(self._summed_loss(self.shown, data.validation_store, part))
-                num_bytes += int(self.token_bytes[arrays(data.validation_store, part).targets].sum())
+                num_bytes += int(self._token_bytes[arrays(data.validation_store, part).targets].sum())
         return nats / math.log(2) / num_bytes
 
-    @property
-    def token_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    @cached_property
+    def _token_bytes(self) -> npt.NDArray[np.int64]:
         """Bytes of text that each token stands for; control tokens stand for none."""
         tokenizer = self.run.tokenizer
         lengths = [len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)]
@@ -156,10 +158,10 @@ class Trainer:
     def save(self) -> Path:
         averaged = {} if self._average is None else {files.TRAINED: hf_tensors(self.decoder)}
         state = {name: value.numpy() for name, value in self.optimizer.state().items()}
-        settings = {"bos_token_id": self.run.end_id, "eos_token_id": self.run.end_id, "do_sample": False}
+        end_id = self.run.end_id
         documents = {
-            "config.json": hf_config(self.config, self.run.end_id),
-            "generation_config.json": settings,
+            "config.json": hf_config(self.config, end_id),
+            "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id},
         }
         return files.write_checkpoint(
             self.run.folder,
