@@ -22,7 +22,7 @@ from recipes.decider.generated import FEELINGS, INTENTS, TOPICS, generated_domai
 from recipes.decider.lora import ALPHA, RANK, LowRankLinear, add_updates, update_tensors
 from recipes.decider.losses import SAMPLES, SPHERICAL_WEIGHT, cross_entropy, policy_loss, rewards
 from recipes.decider.rows import HELD_OUT_WHOLE, Row, choice, noul, one_hot, split_of, take
-from recipes.decider.train import rate_share
+from recipes.decider.train import WARM_UP, rate_share
 
 from heedful.decide.calibrate import Calibration
 from heedful.decide.laya_input import LayaPacker
@@ -149,10 +149,11 @@ def test_the_policy_loss_pulls_towards_the_copies_that_earn_more() -> None:
 
 
 def test_the_rate_rises_then_falls_to_nothing() -> None:
-    rates = [rate_share(step, 100) for step in range(100)]
-    assert rates[0] == pytest.approx(0.2)
-    assert max(rates) == 1.0
-    assert rates[5:] == sorted(rates[5:], reverse=True)
+    steps, warm = 1000, round(1000 * WARM_UP)
+    rates = [rate_share(step, steps) for step in range(steps)]
+    assert rates[: warm + 1] == pytest.approx([*((at + 1) / warm for at in range(warm)), 1.0])
+    assert rates[warm:] == sorted(rates[warm:], reverse=True)
+    assert rates[(steps + warm) // 2] == pytest.approx(0.5, abs=0.01)
     assert rates[-1] < 0.001
 
 
