@@ -42,8 +42,8 @@ PACKAGES = {
         "vaderSentiment==3.3.2",
         "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
         "MIT",
-        "sentences with 14 to 99 people's ratings each: tweets and film reviews are trained on, product reviews are "
-        "held out",
+        "sentences, each rated by many people (Hutto and Gilbert, ICWSM 2014): tweets and film reviews are trained on, "
+        "product reviews are held out",
         is_sdist=True,
     ),
     "bastion": Package(
