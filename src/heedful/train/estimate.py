@@ -118,6 +118,7 @@ def in_words(found: Estimate, settings: TrainSettings) -> str:
         ("visits", f"{short(found.step_visits)} a step, {share:.0%} of {short(found.dense_visits)} in full contexts"),
         ("the run", f"{found.steps:,} steps, {short(found.tokens)} tokens, {found.epochs:.1f} epochs, "
                     f"{short(found.step_visits * found.steps)} visits, {short(found.step_flops * found.steps)}FLOP"),
-        ("time", f"about {duration(found.step_seconds * found.steps)} with {settings.run.threads} threads"),
+        ("time", f"about {duration(found.step_seconds * found.steps)}, at {settings.run.threads} "
+                 f"{'thread' if settings.run.threads == 1 else 'threads'}"),
     ]  # fmt: skip
     return "\n".join(f"{name:<11} {text}" for name, text in rows)
