@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 from training_cases import small_settings, write_documents
 
-from heedful.errors import FileFormatError, TrainingDiverged, UsageError
+from heedful.errors import BadParameter, FileFormatError, TrainingDiverged, UsageError
 from heedful.train.loop import Outcome, begin, resume
 from heedful.train.run_files import open_run, read_metrics
 from heedful.train.trainer import Trainer
@@ -221,6 +221,21 @@ def test_what_is_no_run_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(FileFormatError, match=r"run\.json cannot be read"):
         resume(tmp_path / "run", say=quiet)
+
+
+def test_a_folder_is_taken_that_holds_leftovers_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / ".data.123" / "train").mkdir(parents=True)  # killed while it tokenized
+    (folder / "data").mkdir()  # and before run.json was there
+    begin(folder, small_settings(data, run__steps=1), say=quiet)
+    assert sorted(each.name for each in folder.iterdir()) == ["checkpoints", "data", "metrics.jsonl", "run.json"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("x")
+    with pytest.raises(BadParameter, match=r"holds other things: letter\.txt"):
+        begin(tmp_path / "other", small_settings(data), say=quiet)
+    with pytest.raises(BadParameter, match="is no folder"):
+        begin(tmp_path / "other" / "letter.txt", small_settings(data), say=quiet)
+    assert (tmp_path / "other" / "letter.txt").read_text() == "x"
 
 
 def test_data_that_changed_is_refused(data: Path, tmp_path: Path) -> None:
