@@ -34,6 +34,7 @@ from heedful import hardware
 from heedful.decide import Choice, Noul, Question, Score
 from heedful.decide.laya import Laya
 from heedful.engine.encoder import Encoder
+from heedful.models.laya_config import LayaSequence
 from heedful.weights.sources import resolve
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -148,17 +149,16 @@ def laya_large(args: argparse.Namespace) -> dict[str, Any]:
 def _decisions(
     network: _Reference, name: str, state: str, questions: tuple[Question, ...], args: argparse.Namespace
 ) -> dict[str, Any]:
-    deciders = [Laya.load(name, threads=args.threads, weights=form or "f32") for form in FORMATS]
+    deciders = [Laya.load(name, threads=args.threads, weights=form) for form in FORMATS]
     packed = list(deciders[0].packed(state, questions).values())
     ids, mask = _padded([list(one.sequence.ids) for one in packed])
     types = torch.tensor([one.sequence.type for one in packed])
     counts = [len(question.labels) for question in questions]
     markers = [torch.tensor(one.sequence.markers) for one in packed]
-    options = [one.sequence.options for one in packed]
-    assert all(of is None for of in options), "the reference knows the sequential layout alone"
+    extra = _parallel_layout([one.sequence for one in packed], mask)
 
     def peer() -> list[float]:
-        logits = network(ids, mask, types, markers)
+        logits = network(ids, mask, types, markers, extra)
         return [p for of in logits.split(counts) for p in of.softmax(0).tolist()]
 
     def ours(decider: Laya) -> list[float]:
@@ -181,8 +181,12 @@ class _Reference(nn.Module):
         self.type_emb = nn.Embedding(3, width)
         self.scorer = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
 
-    def forward(self, ids: Tensor, mask: Tensor, types: Tensor, markers: list[Tensor]) -> Tensor:
-        hidden = self.trunk(input_ids=ids, attention_mask=mask).last_hidden_state + self.type_emb(types)[:, None]
+    def forward(
+        self, ids: Tensor, mask: Tensor, types: Tensor, markers: list[Tensor], extra: dict[str, Tensor]
+    ) -> Tensor:
+        """extra: what the trunk takes in place of the mask where options do not see each other."""
+        hidden = self.trunk(input_ids=ids, **(extra or {"attention_mask": mask})).last_hidden_state
+        hidden = hidden + self.type_emb(types)[:, None]
         hidden = self.head(hidden, src_key_padding_mask=mask == 0)
         rows = torch.cat([hidden[row, at] for row, at in enumerate(markers)])
         return self.scorer(rows).squeeze(-1)  # type: ignore[no-any-return]
@@ -194,6 +198,21 @@ class _Reference(nn.Module):
         for part, name in ((self.head, "head"), (self.type_emb, "type_emb"), (self.scorer, "scorer")):
             named = {k.removeprefix(f"{name}."): v.float() for k, v in stored.items() if k.startswith(f"{name}.")}
             part.load_state_dict(named)
+
+
+def _parallel_layout(sequences: list[LayaSequence], mask: Tensor) -> dict[str, Tensor]:
+    """Positions (questions, T), and a mask (questions, 1, T, T) in which no option sees another; {}: all see all."""
+    if sequences[0].options is None:
+        return {}
+    positions, options = torch.zeros_like(mask), torch.zeros_like(mask)
+    for row, one in enumerate(sequences):
+        assert one.options is not None
+        assert one.positions is not None
+        positions[row, : len(one.ids)] = torch.tensor(one.positions)
+        options[row, : len(one.ids)] = torch.tensor(one.options)
+    apart = (options[:, :, None] != options[:, None]) & (options[:, :, None] > 0) & (options[:, None] > 0)
+    seen = (mask[:, None] > 0) & ~apart
+    return {"position_ids": positions, "attention_mask": torch.where(seen, 0.0, float("-inf"))[:, None]}
 
 
 def _write_checkpoint(folder: Path, network: _Reference, config: Any) -> None:
@@ -253,7 +272,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=["minilm", "decider", "laya_large"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=hardware.detect().threads)
-    parser.add_argument("--laya-words", type=int, default=300)
+    parser.add_argument("--laya-words", type=int, default=200)
     return parser.parse_args()
 
 
