@@ -152,8 +152,8 @@ class TrainingDiverged(HeedfulError):
     def __init__(self, step: int, loss: float, grad_norm: float, batch: str) -> None:
         super().__init__(
             f"after {step:,} steps loss is {loss:g} and the gradients' norm {grad_norm:g}: {batch}",
-            "Nothing was changed or saved by this step. Take a lower optim.lr or a longer optim.warmup, or look at these"
-            " documents; the newest checkpoint is from before.",
+            "Nothing was changed or saved by this step. Take a lower optim.lr or a longer optim.warmup; or look at"
+            " these documents; the newest checkpoint is from before.",
         )
 
 
