@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,15 @@ def test_without_a_name_the_built_in_decider_decides_where_it_is_there(
     assert default_decider() == "heedful-decider"
     found = find_decider("heedful-decider")
     assert (found.kind, found.path) == ("laya", tmp_path)
+
+
+def test_without_pytorch_the_default_is_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain installation has the built-in decider's files, and cannot run them."""
+    monkeypatch.setattr(load, "BUILT_IN_FOLDER", tmp_path)
+    (tmp_path / "rl_agent_config.json").write_text("{}")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    assert default_decider() == "smollm2"
 
 
 def test_a_decider_takes_the_calibration_that_was_kept_for_it(chat: Path, tmp_path: Path) -> None:

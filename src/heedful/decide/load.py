@@ -11,6 +11,7 @@ from heedful.decide.calibrate import Calibration
 from heedful.decide.calibration_file import has_kept_calibrations, kept_calibration, read_calibration
 from heedful.decide.decider import DecisionModel
 from heedful.decide.identity import decider_sha256
+from heedful.engine.pooled import has_torch
 from heedful.errors import BadParameter, SourceError
 from heedful.weights.load import gguf_or_folder, read_json
 from heedful.weights.load_encoder import names_encoder
@@ -65,8 +66,8 @@ class DeciderSource:
 
 
 def default_decider() -> str:
-    """The built-in one where this installation has it, else the default chat model."""
-    return BUILT_IN if (BUILT_IN_FOLDER / LAYA_CONFIG).is_file() else default_model
+    """The built-in one where this installation has it and can run it, else the default chat model."""
+    return BUILT_IN if (BUILT_IN_FOLDER / LAYA_CONFIG).is_file() and has_torch() else default_model
 
 
 def find_decider(name: str) -> DeciderSource:

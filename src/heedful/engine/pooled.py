@@ -216,10 +216,12 @@ def plan_steps(lengths: Sequence[int]) -> list[list[int]]:
 
 def require_torch() -> None:
     """Raises UnsupportedModel, with the remedy, where PyTorch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise UnsupportedModel(
-            "embeddings are computed with PyTorch, which is not installed", "pip install 'heedful[torch]'"
-        )
+    if not has_torch():
+        raise UnsupportedModel("this model runs on PyTorch, which is not installed", "pip install 'heedful[torch]'")
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def threads_or_all(threads: int | None) -> int:
