@@ -20,13 +20,14 @@ from math import exp, fsum, log
 from time import perf_counter
 from typing import Self
 
-from heedful.decide.answer import Answers, answer_to
+from heedful.decide.answer import Answers
 from heedful.decide.as_text import default_reader, with_text_cost
-from heedful.decide.calibrate import Calibration, softmax
+from heedful.decide.calibrate import Calibration
 from heedful.decide.decider import DecisionModel
 from heedful.decide.question import Choice, Noul, Question, Score, State, check_state, checked_questions, json_text
 from heedful.decide.receipt import encoder_decision_receipt
 from heedful.decide.statements import SHORTER_LABELS, SHORTER_TEXT, Statements, TooLongToJudge, statements_of
+from heedful.decide.tempered import tempered_answers
 from heedful.engine.classify import ClassBatch, Classifier
 from heedful.engine.pooled import TextTooLong, marks_around
 from heedful.errors import BadParameter, UnsupportedModel
@@ -105,14 +106,7 @@ class ClassifierDecider(DecisionModel):
         began = perf_counter()
         asked = checked_questions(questions)
         logits, batch = self._ask(state, asked)
-        answers = {
-            question.name: answer_to(
-                question,
-                softmax(row, self.calibration.temperature(question.type, len(row))).tolist(),
-                digits=self.digits,
-            )
-            for question, row in zip(asked, logits, strict=True)
-        }
+        answers = tempered_answers(asked, logits, self.calibration, digits=self.digits)
         receipt = encoder_decision_receipt(self.name, len(asked), [batch.receipt], seconds=perf_counter() - began)
         reader = default_reader(lambda text: len(self.classifier.tokenizer.encode(text)))
         return Answers(self.name, answers, with_text_cost(receipt, state, asked, answers, reader))

@@ -19,7 +19,7 @@ from math import exp
 from time import perf_counter
 from typing import Any, Self
 
-from heedful.decide.answer import Answers, answer_to
+from heedful.decide.answer import Answers
 from heedful.decide.as_text import default_reader, with_text_cost
 from heedful.decide.calibrate import Calibration, softmax
 from heedful.decide.decider import DecisionModel
@@ -28,6 +28,7 @@ from heedful.decide.gliclass_prompt import Ask, BiReader, Example, UniReader, fl
 from heedful.decide.question import Question, State, check_state, checked_questions, json_text
 from heedful.decide.receipt import DecisionReceipt, encoder_decision_receipt
 from heedful.decide.statements import Statements, statements_of
+from heedful.decide.tempered import tempered_answers
 from heedful.engine.pooled import require_list, require_torch, threads_or_all
 from heedful.errors import BadParameter
 from heedful.kernels import native
@@ -136,14 +137,7 @@ class GLiClass(DecisionModel):
         began = perf_counter()
         asked = checked_questions(questions)
         logits, judged = self._ask(state, asked)
-        answers = {
-            question.name: answer_to(
-                question,
-                softmax(row, self.calibration.temperature(question.type, len(row))).tolist(),
-                digits=self.digits,
-            )
-            for question, row in zip(asked, logits, strict=True)
-        }
+        answers = tempered_answers(asked, logits, self.calibration, digits=self.digits)
         receipt = encoder_decision_receipt(self.name, len(asked), judged.receipts, seconds=perf_counter() - began)
         reader = default_reader(lambda text: len(self.tokenizer.encode(text)))
         return Answers(self.name, answers, with_text_cost(receipt, state, asked, answers, reader))

@@ -14,15 +14,16 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Self
 
 from heedful.cost.energy import EnergyMeter
-from heedful.decide.answer import Answers, answer_to
+from heedful.decide.answer import Answers
 from heedful.decide.as_text import Reader, with_text_cost
-from heedful.decide.calibrate import TYPES, Calibration, softmax
+from heedful.decide.calibrate import TYPES, Calibration
 from heedful.decide.decider import DecisionModel
 from heedful.decide.kev_cache import StateCache
 from heedful.decide.kev_input import KevInput, KevReader, Limits
 from heedful.decide.kev_receipt import KevPasses, kev_receipt, kev_weight_bytes
 from heedful.decide.question import Question, State, check_state, checked_questions
 from heedful.decide.receipt import DecisionReceipt
+from heedful.decide.tempered import tempered_answers
 from heedful.engine.pooled import plan_steps, require_torch, threads_or_all
 from heedful.errors import BadLogits
 from heedful.kernels import native
@@ -103,14 +104,7 @@ class Kev(DecisionModel):
         the model computes no usable numbers."""
         asked = checked_questions(questions)
         logits, receipt = self._run(state, asked)
-        answers = {
-            question.name: answer_to(
-                question,
-                softmax(of_one, self.calibration.temperature(question.type, len(of_one))).tolist(),
-                digits=self.digits,
-            )
-            for question, of_one in zip(asked, logits, strict=True)
-        }
+        answers = tempered_answers(asked, logits, self.calibration, digits=self.digits)
         return Answers(self.name, answers, with_text_cost(receipt, state, asked, answers, self._as_text()))
 
     def logits(self, state: State, questions: Iterable[Question]) -> Logits:

@@ -18,9 +18,9 @@ from typing import Self
 
 from heedful.cost.encoder_receipt import EncoderReceipt, EncoderSeconds
 from heedful.cost.energy import EnergyMeter
-from heedful.decide.answer import Answers, answer_to
+from heedful.decide.answer import Answers
 from heedful.decide.as_text import default_reader, with_text_cost
-from heedful.decide.calibrate import Calibration, softmax
+from heedful.decide.calibrate import Calibration
 from heedful.decide.chat_prompt import orders_of
 from heedful.decide.decider import DecisionModel
 from heedful.decide.laya_cost import bytes_a_step, laya_receipt
@@ -29,6 +29,7 @@ from heedful.decide.likelihood import MOST_ORDERS
 from heedful.decide.load import find_decider
 from heedful.decide.question import Question, State, check_state, checked_questions
 from heedful.decide.receipt import encoder_decision_receipt
+from heedful.decide.tempered import tempered_answers
 from heedful.engine.pooled import plan_steps, require_torch, threads_or_all
 from heedful.errors import BadLogits, BadParameter, UnsupportedModel
 from heedful.kernels import native
@@ -126,14 +127,7 @@ class Laya(DecisionModel):
         began = perf_counter()
         asked = checked_questions(questions)
         logits, part = self._logits(state, asked)
-        answers = {
-            question.name: answer_to(
-                question,
-                softmax(of, self.calibration.temperature(question.type, len(of))).tolist(),
-                digits=self.digits,
-            )
-            for question, of in zip(asked, logits, strict=True)
-        }
+        answers = tempered_answers(asked, logits, self.calibration, digits=self.digits)
         receipt = encoder_decision_receipt(self.name, len(asked), [part], seconds=perf_counter() - began)
         reader = default_reader(lambda text: len(self.packer.tokenizer.encode(text, add_bos=False)))
         return Answers(self.name, answers, with_text_cost(receipt, state, asked, answers, reader))

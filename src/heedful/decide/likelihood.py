@@ -20,13 +20,14 @@ from time import perf_counter
 from typing import Self
 
 from heedful.cost.receipt import Receipt
-from heedful.decide.answer import Answers, answer_to
+from heedful.decide.answer import Answers
 from heedful.decide.as_text import Reader, with_text_cost
-from heedful.decide.calibrate import Calibration, softmax
+from heedful.decide.calibrate import Calibration
 from heedful.decide.chat_prompt import answers_of, orders_of, prompt_text
 from heedful.decide.decider import DecisionModel
 from heedful.decide.question import Question, State, check_state, checked_questions, json_text
 from heedful.decide.receipt import decision_receipt
+from heedful.decide.tempered import tempered_answers
 from heedful.engine.llm import LLM
 from heedful.errors import BadParameter
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
@@ -99,14 +100,7 @@ class Likelihood(DecisionModel):
         began = perf_counter()
         asked = checked_questions(questions)
         scores, receipts = self._scores(state, asked)
-        answers = {
-            question.name: answer_to(
-                question,
-                softmax(logits, self.calibration.temperature(question.type, len(logits))).tolist(),
-                digits=self.digits,
-            )
-            for question, logits in zip(asked, scores, strict=True)
-        }
+        answers = tempered_answers(asked, scores, self.calibration, digits=self.digits)
         receipt = decision_receipt(self.name, len(asked), receipts, seconds=perf_counter() - began)
         return Answers(self.name, answers, with_text_cost(receipt, state, asked, answers, self._reader()))
 
