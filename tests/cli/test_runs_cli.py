@@ -19,7 +19,7 @@ def write_run(folder: Path, losses: list[float], **settings: float) -> Path:
     told = complete(changed(TrainSettings(), {"run.threads": 1, "run.steps": 60} | values))
     (folder / "run.json").write_text(json.dumps({"settings": told.as_dict()}))
     rows = [{"step": i + 1, "loss": loss, "tokens": 100, "visits": 3000} for i, loss in enumerate(losses)]
-    more = [{"step": len(losses), "bits_per_byte": 2.5}, {"step": len(losses), "bits_per_byte": 2.25}]
+    more = [{"step": len(losses), "judged_by": "bits_per_byte", "bits_per_byte": bits} for bits in (2.5, 2.25)]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows + more) + '{"step": 9')
     return folder
 
@@ -38,8 +38,8 @@ def test_all_runs_of_a_folder_are_listed(runs: Path, capsys: pytest.CaptureFixtu
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["run", "steps", "tokens"]
     cells = [row.split() for row in rows]
-    assert cells[0] == ["runs/a", "60/60", "6", "k", "180", "k", "2.0000", "2.2500", "-", "none"]
-    assert cells[1] == ["runs/b", "40/60", "4", "k", "120", "k", "3.0000", "2.2500", "-", "none"]
+    assert cells[0] == ["runs/a", "60/60", "6", "k", "180", "k", "2.0000", "2.2500", "bits_per_byte", "-", "none"]
+    assert cells[1] == ["runs/b", "40/60", "4", "k", "120", "k", "3.0000", "2.2500", "bits_per_byte", "-", "none"]
 
 
 def test_named_runs_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_every_weight_has_a_hugging_face_name() -> None:
 
 def one_update(settings: OptimSettings, gradients: dict[str, Tensor]) -> tuple[Decoder, Decoder]:
     before, decoder = fresh_decoder(small_config(), 0), fresh_decoder(small_config(), 0)
-    optimizer = Optimizer(decoder, settings)
+    optimizer = Optimizer(decoder, settings, dict(matrix_parts(decoder)))
     for name, parameter in decoder.named_parameters():
         parameter.grad = gradients[name].clone()
     optimizer.step(settings.lr)
@@ -256,7 +256,7 @@ def test_muon_turns_each_of_the_fused_matrices() -> None:
 def test_muon_has_nesterov_momentum() -> None:
     decoder, gradients = fresh_decoder(small_config(), 0), random_gradients()
     settings = OptimSettings(optimizer="muon", momentum=0.75)
-    optimizer = Optimizer(decoder, settings)
+    optimizer = Optimizer(decoder, settings, dict(matrix_parts(decoder)))
     name = "layers.0.mlp.down.weight"
     for sign in (1.0, -1.0):
         for other, parameter in decoder.named_parameters():
@@ -282,7 +282,7 @@ def test_orthogonalizing_agrees_with_torch_s_own_muon(shape: tuple[int, ...]) ->
 def test_a_loaded_state_goes_on_alike(optimizer: str) -> None:
     settings = OptimSettings(optimizer=optimizer)  # type: ignore[arg-type]
     gradients, decoders = random_gradients(), [fresh_decoder(small_config(), 0) for _ in range(2)]
-    first, second = (Optimizer(decoder, settings) for decoder in decoders)
+    first, second = (Optimizer(decoder, settings, dict(matrix_parts(decoder))) for decoder in decoders)
 
     def step(optimizer: Optimizer, decoder: Decoder) -> None:
         for name, parameter in decoder.named_parameters():

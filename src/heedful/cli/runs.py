@@ -29,7 +29,9 @@ class RunRow:
     visits: int
     loss: float | None
     """Mean of the last twentieth of the steps; nats a token."""
-    best_bits: float | None
+    best: float | None
+    """Of the validation, the figure that `judged_by` names."""
+    judged_by: str | None
     tokens_per_second: float | None
     checkpoint: str | None
     """The newest that is whole."""
@@ -84,6 +86,7 @@ def _row(folder: Path) -> RunRow:
     last = [row["loss"] for row in steps[-max(1, len(steps) // 20) :]]
     speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
     newest = newest_checkpoint(folder)
+    best, judged_by = _best(metrics)
     return RunRow(
         name=str(folder),
         steps=len(steps),
@@ -91,17 +94,28 @@ def _row(folder: Path) -> RunRow:
         tokens=sum(row["tokens"] for row in steps),
         visits=sum(row["visits"] for row in steps),
         loss=sum(last) / len(last) if last else None,
-        best_bits=min((row["bits_per_byte"] for row in metrics if "bits_per_byte" in row), default=None),
+        best=best,
+        judged_by=judged_by,
         tokens_per_second=sorted(speeds)[len(speeds) // 2] if speeds else None,
         checkpoint=newest.name if newest else None,
     )
+
+
+def _best(metrics: list[dict[str, Any]]) -> tuple[float | None, str | None]:
+    """The best of the figure that the newest judgement was by, and its name."""
+    judged = [row for row in metrics if "judged_by" in row]
+    if not judged:
+        return None, None
+    name = judged[-1]["judged_by"]
+    better = max if judged[-1].get("higher_is_better") else min
+    return better(row[name] for row in judged if name in row), name
 
 
 def _print_rows(rows: list[RunRow]) -> None:
     from heedful.train.report import short
 
     _print_table(
-        ("run", "steps", "tokens", "visits", "loss", "best bits/byte", "tok/s", "newest checkpoint"),
+        ("run", "steps", "tokens", "visits", "loss", "best validation", "tok/s", "newest checkpoint"),
         [
             (
                 row.name,
@@ -109,7 +123,7 @@ def _print_rows(rows: list[RunRow]) -> None:
                 short(row.tokens),
                 short(row.visits),
                 _number(row.loss),
-                _number(row.best_bits),
+                "-" if row.best is None else f"{row.best:.4f} {row.judged_by}",
                 _number(row.tokens_per_second, ",.0f"),
                 row.checkpoint or "none",
             )

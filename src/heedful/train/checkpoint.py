@@ -43,8 +43,8 @@ class TrainingState:
     """Sum of losses, each step's worth less than the next one's."""
     smoothed_weight: float = 0.0
     best_step: int | None = None
-    best_bits: float | None = None
-    """Validation, bits per byte."""
+    best_figure: float | None = None
+    """Of the validation, the one that the kind of training is judged by."""
 
 
 def write_checkpoint(

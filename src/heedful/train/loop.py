@@ -17,15 +17,24 @@ from typing import IO, TYPE_CHECKING, Any
 
 from heedful import __version__, hardware
 from heedful.train.checkpoint import remove_unfinished
-from heedful.train.report import StepLine, loss_plot, progress_line, short, training_flops
-from heedful.train.run_files import RunFiles, begin_run, cut_metrics, open_run, other_version, read_metrics, with_steps
+from heedful.train.report import StepLine, loss_plot, progress_line, short
+from heedful.train.run_files import (
+    METRICS,
+    RunFiles,
+    begin_run,
+    cut_metrics,
+    open_run,
+    other_version,
+    read_metrics,
+    with_steps,
+)
 from heedful.train.settings import TrainSettings
 from heedful.train.shape import dialled
 from heedful.train.stop import StopOnSignal
 from heedful.weights.run_folder import checkpoints, newest_checkpoint, step_of
 
 if TYPE_CHECKING:
-    from heedful.train.trainer import StepFacts, Trainer
+    from heedful.train.learner import Learner, StepFacts
 
 Say = Callable[[str], None]
 
@@ -39,8 +48,8 @@ class Outcome:
 
 
 def begin(folder: Path, settings: TrainSettings, *, say: Say = print) -> Outcome:
-    """A new run in `folder`. Raises as `begin_run` and Trainer.step do."""
-    return _train(_trainer(begin_run(folder, complete(settings), say)), say)
+    """A new run in `folder`. Raises as `begin_run` and `Learner.step` do."""
+    return _train(learner_of(begin_run(folder, complete(settings), say)), say)
 
 
 def complete(settings: TrainSettings) -> TrainSettings:
@@ -59,88 +68,91 @@ def resume(folder: Path, *, steps: int | None = None, say: Say = print) -> Outco
     if steps is not None:
         run = with_steps(run, steps)
     remove_unfinished(folder)
-    trainer = _trainer(run)
+    learner = learner_of(run)
     found = newest_checkpoint(folder)
     for broken in checkpoints(folder):
         if found is None or step_of(broken) > step_of(found):
             say(f"{broken} is not whole: passed over")
     if found is not None:
-        trainer.load(found)
-    cut_metrics(folder, trainer.state.step)
-    say(f"{folder} goes on after step {trainer.state.step:,}")
-    return _train(trainer, say)
+        learner.load(found)
+    cut_metrics(folder, learner.state.step)
+    say(f"{folder} goes on after step {learner.state.step:,}")
+    return _train(learner, say)
 
 
-def _trainer(run: RunFiles) -> Trainer:
+def learner_of(run: RunFiles) -> Learner:
+    """What its settings ask for. Here a new kind of training joins."""
     from heedful.train.trainer import Trainer
 
     return Trainer(run)
 
 
-def _train(trainer: Trainer, say: Say) -> Outcome:
-    run = trainer.run
-    with StopOnSignal() as stop, run.metrics.open("a", encoding="utf-8") as metrics:
-        loop = _Loop(trainer, metrics, say)
-        while trainer.state.step < run.settings.run.steps and stop.received is None:
+def _train(learner: Learner, say: Say) -> Outcome:
+    folder, last_step = learner.folder, learner.settings.run.steps
+    with StopOnSignal() as stop, (folder / METRICS).open("a", encoding="utf-8") as metrics:
+        loop = _Loop(learner, metrics, say)
+        while learner.state.step < last_step and stop.received is None:
             loop.step()
         loop.save_unless_saved()
-    if trainer.state.step < run.settings.run.steps:
-        say(f"stopped after step {trainer.state.step:,}; go on with: heedful train --resume --out {run.folder}")
-        return Outcome(run.folder, trainer.state.step, stop.received)
-    _say_the_end(run, trainer, say)
-    return Outcome(run.folder, trainer.state.step, None)
+    step = learner.state.step
+    if step < last_step:
+        say(f"stopped after step {step:,}; go on with: heedful train --resume --out {folder}")
+        return Outcome(folder, step, stop.received)
+    _say_the_end(learner, say)
+    return Outcome(folder, step, None)
 
 
-def _say_the_end(run: RunFiles, trainer: Trainer, say: Say) -> None:
-    losses = [row["loss"] for row in read_metrics(run.folder) if "loss" in row]
+def _say_the_end(learner: Learner, say: Say) -> None:
+    losses = [row["loss"] for row in read_metrics(learner.folder) if "loss" in row]
     if len(losses) > 1:
         say(loss_plot(losses))
-    best = trainer.state.best_bits
-    judged = "" if best is None else f"; best validation {best:.4f} bits a byte, at step {trainer.state.best_step:,}"
-    say(f"{short(trainer.state.tokens)} tokens, {short(trainer.state.visits)} visits{judged}")
-    say(f"run it: heedful generate -m {run.folder} 'Once'")
+    state, judged = learner.state, ""
+    if state.best_figure is not None:
+        judged = f"; best validation {state.best_figure:.4f} {learner.best_by.unit}, at step {state.best_step:,}"
+    say(f"{short(state.tokens)} tokens, {short(state.visits)} visits{judged}")
+    say(f"run it: {learner.how_to_run()}")
 
 
 class _Loop:
-    def __init__(self, trainer: Trainer, metrics: IO[str], say: Say) -> None:
+    def __init__(self, learner: Learner, metrics: IO[str], say: Say) -> None:
         from heedful.train.peak import measure_peak_flops
 
-        self._trainer, self._metrics, self._say = trainer, metrics, say
-        self._run = trainer.settings.run
+        self._learner, self._metrics, self._say = learner, metrics, say
+        self._run = learner.settings.run
         self._peak_flops = measure_peak_flops()
-        self._saved_step = trainer.state.step
+        self._saved_step = learner.state.step
         self._since_line: list[StepFacts] = []
         self._began = perf_counter()
 
     def step(self) -> None:
-        facts = self._trainer.step()
+        facts = self._learner.step()
         self._record(asdict(facts))
         self._since_line.append(facts)
         last = facts.step == self._run.steps
         if facts.step % self._run.log_every == 0 or last:
             self._say(self._line(facts))
-        if self._trainer.run.data.validation_segments and self._is_due(self._run.eval_every, last):
-            self._validate()
+        if self._is_due(self._run.eval_every, last):
+            self._judge()
         if self._is_due(self._run.sample_every, last):
             self._sample()
         if self._is_due(self._run.save_every, last):
             self.save_unless_saved()
 
     def _is_due(self, every: int, last: bool) -> bool:
-        return every > 0 and (last or self._trainer.state.step % every == 0)
+        return every > 0 and (last or self._learner.state.step % every == 0)
 
     def save_unless_saved(self) -> None:
-        if self._trainer.state.step != self._saved_step:
+        if self._learner.state.step != self._saved_step:
             self._metrics.flush()
-            self._trainer.save()
-            self._saved_step = self._trainer.state.step
+            self._learner.save()
+            self._saved_step = self._learner.state.step
 
     def _line(self, facts: StepFacts) -> str:
         tokens = sum(each.tokens for each in self._since_line)
         visits = sum(each.visits for each in self._since_line)
         seconds = max(perf_counter() - self._began, 1e-9)
-        flops = training_flops(self._trainer.config, tokens, visits)
-        state = self._trainer.state
+        flops = self._learner.training_flops(tokens, visits)
+        state = self._learner.state
         line = StepLine(
             step=facts.step,
             steps=self._run.steps,
@@ -157,26 +169,24 @@ class _Loop:
         self._since_line, self._began = [], perf_counter()
         return progress_line(line)
 
-    def _validate(self) -> None:
+    def _judge(self) -> None:
         began = perf_counter()
-        bits, state = self._trainer.bits_per_byte(), self._trainer.state
-        if state.best_bits is None or bits < state.best_bits:
-            self._trainer.state = replace(state, best_bits=bits, best_step=state.step)
-        self._record({"step": state.step, "bits_per_byte": bits})
-        self._say(f"step {state.step:,}: validation {bits:.4f} bits a byte")
+        if figures := self._learner.judge():
+            state, best_by = self._learner.state, self._learner.best_by
+            value = figures[best_by.name]
+            if best_by.is_better(value, state.best_figure):
+                self._learner.state = replace(state, best_figure=value, best_step=state.step)
+            direction = {"higher_is_better": True} if best_by.higher_is_better else {}
+            self._record({"step": state.step, "judged_by": best_by.name, **direction, **figures})
+            others = "".join(f" · {name} {figure:.4f}" for name, figure in figures.items() if name != best_by.name)
+            self._say(f"step {state.step:,}: validation {value:.4f} {best_by.unit}{others}")
         self._began += perf_counter() - began  # the line's speed is that of steps
 
     def _sample(self) -> None:
-        from heedful.train.network import generated
-
-        began, run, state = perf_counter(), self._trainer.run, self._trainer.state
-        prompt = [run.end_id, *run.tokenizer.encode(self._run.sample_prompt, add_bos=False)]
-        ids = generated(
-            self._trainer.shown, prompt, self._run.sample_tokens, run.end_id, seed=self._run.seed + state.step
-        )
-        text = run.tokenizer.decode(ids)
-        self._record({"step": state.step, "sample": text})
-        self._say(f"step {state.step:,} writes: {self._run.sample_prompt}{text}")
+        began, step = perf_counter(), self._learner.state.step
+        for text in self._learner.sample():
+            self._record({"step": step, "sample": text})
+            self._say(f"step {step:,} writes: {text}")
         self._began += perf_counter() - began
 
     def _record(self, row: dict[str, Any]) -> None:

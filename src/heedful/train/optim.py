@@ -8,14 +8,13 @@ learning rate fits both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from heedful.models.decoder import Decoder
-from heedful.train.network import matrix_parts
 from heedful.train.settings import OptimSettings
 
 _NS_STEPS = 5
@@ -23,12 +22,17 @@ _NS = (3.4445, -4.7750, 2.0315)
 
 
 class Optimizer:
-    """All parameters of a decoder, each under the optimizer that is its own."""
+    """All parameters of a model that need gradients, each under the optimizer that is its own.
 
-    def __init__(self, decoder: Decoder, settings: OptimSettings) -> None:
-        self._names = {parameter: name for name, parameter in decoder.named_parameters()}
+    `matrices`: those that are Muon's, where it is asked for: by name the rows of each matrix that is fused in one.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: OptimSettings, matrices: Mapping[str, list[int]] = MappingProxyType({})
+    ) -> None:
+        self._names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         by_name = {name: parameter for parameter, name in self._names.items()}
-        parts = dict(matrix_parts(decoder)) if settings.optimizer == "muon" else {}
+        parts = dict(matrices) if settings.optimizer == "muon" else {}
         others = [parameter for name, parameter in by_name.items() if name not in parts]
         adamw = torch.optim.AdamW(
             [
@@ -42,8 +46,8 @@ class Optimizer:
         )
         self._all: list[torch.optim.Optimizer] = [adamw]
         if parts:
-            matrices = [(by_name[name], rows) for name, rows in parts.items()]
-            self._all.append(Muon(matrices, settings.lr, settings.momentum, settings.weight_decay))
+            pairs = [(by_name[name], rows) for name, rows in parts.items()]
+            self._all.append(Muon(pairs, settings.lr, settings.momentum, settings.weight_decay))
 
     def step(self, lr: float) -> None:
         """Gradients are used up."""
@@ -63,7 +67,7 @@ class Optimizer:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """What `state` gave. Raises KeyError for a parameter that this decoder lacks."""
+        """What `state` gave. Raises KeyError for a parameter that this model lacks."""
         by_name = {name: parameter for parameter, name in self._names.items()}
         for key, value in state.items():
             kind, _, name = key.partition("/")

@@ -33,10 +33,6 @@ class RunFiles:
     end_id: int
     data: TrainingData
 
-    @property
-    def metrics(self) -> Path:
-        return self.folder / METRICS
-
     def tokenizer_files(self) -> dict[str, bytes]:
         names = ("tokenizer.json", "tokenizer_config.json")
         return {name: (self.folder / DATA / name).read_bytes() for name in names}

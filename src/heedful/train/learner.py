@@ -1,0 +1,210 @@
+"""What the loop drives: a learner. It makes steps, judges itself, writes a sample, saves, and stands where it stood.
+
+A kind of training gives the parts that are its own (`pass_batch`, `judge`, `sample`, `weights`, `place`, `documents`);
+what all kinds share is here once: the guard against what is no number, clipping, the rate, the optimizer, the average
+of the weights, and what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from heedful.errors import FileFormatError, TrainingDiverged
+from heedful.train import checkpoint as files
+from heedful.train.checkpoint import Arrays, TrainingState
+from heedful.train.fast import keep_freed_memory
+from heedful.train.optim import Optimizer
+from heedful.train.schedule import rate_share
+from heedful.train.settings import TrainSettings
+from heedful.weights.safetensors_file import read_safetensors
+
+SMOOTHING = 0.95
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """Of one step; `loss` is the mean over `targets`, in nats, before the update."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    targets: int
+    visits: int
+    """Of the forward pass, exact."""
+    epoch: int
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """Of a batch whose gradients are there."""
+
+    loss: float
+    tokens: int
+    """That passed the model."""
+    targets: int
+    """That the loss is the mean of."""
+    visits: int
+    epoch: int
+    cursor: int
+    """Where the next batch begins."""
+    described: str
+    """Which batch it was, for a message."""
+
+
+@dataclass(frozen=True)
+class BestBy:
+    """Which of the figures of `judge` the best checkpoint is chosen by."""
+
+    name: str
+    unit: str
+    """What follows the number in a line."""
+    higher_is_better: bool = False
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        return than is None or (value > than if self.higher_is_better else value < than)
+
+
+class Learner(ABC):
+    """`model`: its parameters that need gradients are trained. `optimizer`: theirs."""
+
+    best_by: BestBy
+    weights_file: str = files.MODEL
+    """What a checkpoint calls the file of what is trained."""
+
+    def __init__(self, folder: Path, settings: TrainSettings, model: nn.Module, optimizer: Optimizer) -> None:
+        self.folder, self.settings, self.optimizer = folder, settings, optimizer
+        self.state = TrainingState()
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._average = [p.detach().clone() for p in self.trained] if settings.optim.ema else None
+
+    # ---- what each kind of training does in its own way
+
+    @abstractmethod
+    def pass_batch(self) -> BatchFacts:
+        """Leave the gradients of the mean loss of the batch at `state.cursor`."""
+
+    @abstractmethod
+    def judge(self) -> dict[str, float]:
+        """Figures by name, the one of `best_by` among them; none where nothing is kept apart to judge by."""
+
+    @abstractmethod
+    def sample(self) -> list[str]:
+        """What the model answers now, some lines; a function of the weights and the step."""
+
+    @abstractmethod
+    def weights(self) -> Arrays:
+        """What is trained, by the names that a checkpoint has; views, to be written at once."""
+
+    @abstractmethod
+    def place(self, stored: Path) -> None:
+        """Overwrite what is trained by a file of `weights`. Raises FileFormatError, UnsupportedModel."""
+
+    @abstractmethod
+    def documents(self) -> dict[str, bytes]:
+        """Further files that a checkpoint needs to be run, by name."""
+
+    @abstractmethod
+    def training_flops(self, tokens: int, visits: int) -> int:
+        """Floating-point operations of a step's forward and backward pass."""
+
+    @abstractmethod
+    def how_to_run(self) -> str:
+        """A command that tries what was trained."""
+
+    # ---- steps
+
+    def step(self) -> StepFacts:
+        """Raises TrainingDiverged, the weights still as they were, when loss or gradients are no numbers."""
+        done = self.state
+        batch = self.pass_batch()
+        norm = self._guarded_norm(batch)
+        lr = self.settings.optim.lr * rate_share(done.step, self.settings.run.steps, self.settings.optim)
+        self.optimizer.step(lr)
+        self._take_into_average()
+        self.state = replace(
+            done,
+            step=done.step + 1,
+            cursor=batch.cursor,
+            tokens=done.tokens + batch.tokens,
+            visits=done.visits + batch.visits,
+            smoothed=SMOOTHING * done.smoothed + batch.loss,
+            smoothed_weight=SMOOTHING * done.smoothed_weight + 1,
+        )
+        return StepFacts(
+            done.step + 1, batch.loss, lr, norm, batch.tokens, batch.targets, batch.visits, epoch=batch.epoch
+        )
+
+    def _guarded_norm(self, batch: BatchFacts) -> float:
+        """Of all gradients together, before they are clipped."""
+        clip = self.settings.optim.clip
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None]))
+        if not (math.isfinite(batch.loss) and math.isfinite(norm)):
+            raise TrainingDiverged(self.state.step, batch.loss, norm, batch.described)
+        if clip and norm > clip:
+            torch.nn.utils.clip_grads_with_norm_(self.trained, clip, torch.tensor(norm))
+        return norm
+
+    # ---- the average of the weights
+
+    def _take_into_average(self) -> None:
+        """Young averages forget faster, or the first weights would stay for long."""
+        if self._average is None:
+            return
+        decay = min(self.settings.optim.ema, (1 + self.state.step) / (10 + self.state.step))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._average, [p.detach() for p in self.trained], 1 - decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model has the average of its weights, where one is kept: it is what is judged and saved."""
+        if self._average is None:
+            yield
+            return
+        self._exchange(self._average)
+        try:
+            yield
+        finally:
+            self._exchange(self._average)
+
+    def _exchange(self, average: list[Tensor]) -> None:
+        for place, parameter in enumerate(self.trained):
+            average[place], parameter.data = parameter.data, average[place]
+
+    # ---- checkpoints
+
+    def save(self) -> Path:
+        with self.averaged():
+            tensors = {self.weights_file: self.weights()}
+        if self._average is not None:
+            tensors[files.TRAINED] = self.weights()
+        tensors[files.OPTIMIZER] = {name: value.numpy() for name, value in self.optimizer.state().items()}
+        return files.write_checkpoint(self.folder, self.state, tensors, self.documents(), self.settings.run.keep)
+
+    def load(self, folder: Path) -> None:
+        """Stand where a checkpoint stood. Raises FileFormatError, UnsupportedModel for one that is not this run's."""
+        with self.averaged():
+            self.place(folder / self.weights_file)
+        if self._average is not None:
+            self.place(folder / files.TRAINED)
+        stored = read_safetensors(folder / files.OPTIMIZER)
+        try:
+            self.optimizer.load({name: torch.from_numpy(value.to_float32()) for name, value in stored.items()})
+        except KeyError as error:
+            raise FileFormatError(f"{folder} has a state for {error}, which this model lacks", "") from None
+        self.state = files.read_state(folder)
+
+
+def prepare_process(threads: int) -> None:
+    """PyTorch's thread count, and how freed memory is kept, for the whole process."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
