@@ -197,6 +197,8 @@ class Request:
     speculate: bool = False
     """Guess tokens from what the prompt and the answer said before, and check several in one step. The same tokens as
     without; the visits of wrong guesses are in the receipt."""
+    adapter: str | None = None
+    """Name of the low-rank update that is added to the model's matrices for this request; None: the base alone."""
 
 
 @dataclass(eq=False)
@@ -210,6 +212,8 @@ class Sequence:
     cached_len: int = 0
     page_tables: list[list[int]] = field(default_factory=list)
     """One a layer group: page by page index of the sequence; pages behind a window are FREED (-1)."""
+    adapter_sha256: str = ""
+    """Of what is in the request's adapter: rows of another one, or of the base, are never read as its own."""
     held_bytes: int = 0
     """Of the pages in its tables; one that it shares counts in full here and with every other reader."""
     state: int | None = None

@@ -121,7 +121,7 @@ def test_a_calibration_replaces_the_checkpoints_temperature(folder: str) -> None
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_without_the_adapter_the_logits_are_others(folder: str) -> None:
     request = request_of(folder, SEVERAL[folder])
-    loaded = replace(load_kev(str(GOLDEN / folder / "adapter")), lora=LoraAdapter(1.0, {}))
+    loaded = replace(load_kev(str(GOLDEN / folder / "adapter")), lora=LoraAdapter({}))
     bare = Kev("bare", loaded.tokenizer, make_kev(loaded, threads=1))
     found = bare.logits(request["state"], questions_from_json(request["questions"]))
     recorded = [expected["logits"] for expected in request["questions_expected"].values()]

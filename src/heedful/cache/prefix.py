@@ -1,8 +1,9 @@
 """Shared prefixes: full pages by what they hold, so that a later request with the same beginning reads them again.
 
 Pages are named by a chain over their tokens: h_0 = sha256(root), h_i = sha256(h_(i-1), tokens of page i). The root
-holds the request's salt and all of its policy that changes what a prompt's rows become. So a name says everything that
-a row depends on, and equal names mean equal bytes. Nothing here knows of page tables; sharing.py does.
+holds the request's salt, what is in its adapter, and all of its policy that changes what a prompt's rows become. So a
+name says everything that a row depends on, and equal names mean equal bytes. Nothing here knows of page tables;
+sharing.py does.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ class PageRun(NamedTuple):
     end: int
 
 
-def root_of(salt: str, policy: PagePolicy) -> bytes:
-    """Of the chains of requests with this salt and policy. What is chosen while decoding changes no prompt's rows."""
+def root_of(salt: str, policy: PagePolicy, adapter_sha256: str = "") -> bytes:
+    """Of the chains of requests with this salt, policy and adapter. What is chosen while decoding changes no prompt's
+    rows."""
     fields = asdict(policy)
     del fields["budget_pages"]
-    return sha256(json.dumps([salt, fields], sort_keys=True).encode()).digest()
+    key = [salt, fields, *([adapter_sha256] if adapter_sha256 else [])]
+    return sha256(json.dumps(key, sort_keys=True).encode()).digest()
 
 
 @dataclass
@@ -160,11 +163,11 @@ class PrefixReport:
     """Position of the first token that no earlier sequence had there; None where tokens were not what ended it."""
     reason: str
     """"none_before": nothing was served before; "other_key": only requests with other salts were, and nobody is told
-    what they asked; "policy_differs": it was served under another policy; "tokens_differ"; "earlier_ended": an earlier
-    sequence is the beginning of this one; "page_border": all of it is known, and whole pages without the last token
-    were reused; "evicted"; "not_yet_computed": the sequence that has it still runs; "no_state_kept": in a model with
-    recurrent states, none was kept, or is any more, where the tokens part; "not_recorded": pages from disk, or from so
-    long ago that their tokens are forgotten."""
+    what they asked; "policy_differs": it was served under another policy; "adapter_differs": with another adapter, or
+    with none; "tokens_differ"; "earlier_ended": an earlier sequence is the beginning of this one; "page_border": all of
+    it is known, and whole pages without the last token were reused; "evicted"; "not_yet_computed": the sequence that
+    has it still runs; "no_state_kept": in a model with recurrent states, none was kept, or is any more, where the
+    tokens part; "not_recorded": pages from disk, or from so long ago that their tokens are forgotten."""
 
 
 @dataclass
@@ -174,6 +177,7 @@ class Served:
     salt: str
     root: bytes
     tokens: Tokens
+    adapter_sha256: str = ""
     is_running: bool = True
 
     def end(self, tokens: Tokens, shared_len: int) -> None:
@@ -194,8 +198,8 @@ class ServedRecord:
     def __init__(self) -> None:
         self._served: deque[Served] = deque(maxlen=SERVED_KEPT)
 
-    def begin(self, salt: str, root: bytes, prompt: Tokens) -> Served:
-        served = Served(salt, root, prompt)
+    def begin(self, salt: str, root: bytes, prompt: Tokens, adapter_sha256: str = "") -> Served:
+        served = Served(salt, root, prompt, adapter_sha256)
         self._served.append(served)
         return served
 
@@ -205,21 +209,31 @@ class ServedRecord:
         return max((served.common_len(prompt) for served in same), default=0)
 
     def explain(
-        self, salt: str, root: bytes, prompt: Tokens, cached_len: int, most: int, *, has_states: bool = False
+        self,
+        salt: str,
+        root: bytes,
+        prompt: Tokens,
+        cached_len: int,
+        most: int,
+        *,
+        adapter_sha256: str = "",
+        has_states: bool = False,
     ) -> PrefixReport:
         """`most`: tokens that could be reused at best, were all pages there; and states, where the model has them."""
-        diverged_at, reason = self._why(salt, root, prompt, cached_len, most)
+        diverged_at, reason = self._why(salt, root, prompt, cached_len, most, adapter_sha256)
         if has_states and reason in ("evicted", "not_yet_computed"):
             reason = "no_state_kept"
         return PrefixReport(cached_len, diverged_at, reason)
 
-    def _why(self, salt: str, root: bytes, prompt: Tokens, cached_len: int, most: int) -> tuple[int | None, str]:
+    def _why(
+        self, salt: str, root: bytes, prompt: Tokens, cached_len: int, most: int, adapter_sha256: str
+    ) -> tuple[int | None, str]:
         mine = [(served.common_len(prompt), served) for served in self._served if served.salt == salt]
         same = max((pair for pair in mine if pair[1].root == root), key=_common, default=None)
-        other = max((common for common, served in mine if served.root != root), default=0)
+        other = max((pair for pair in mine if pair[1].root != root), key=_common, default=None)
         reached = 0 if same is None else _whole_pages(min(same[0], most))
-        if _whole_pages(min(other, most)) > max(reached, cached_len):
-            return None, "policy_differs"
+        if other is not None and _whole_pages(min(other[0], most)) > max(reached, cached_len):
+            return None, "policy_differs" if other[1].adapter_sha256 == adapter_sha256 else "adapter_differs"
         if cached_len == _whole_pages(most) and cached_len:
             return None, "page_border"
         if cached_len > reached:

@@ -55,9 +55,10 @@ class PrefixSharing:
         """Give a new sequence the pages of the longest prefix that is there; sets its cached_len."""
         assert not sequence.page_tables, sequence.cached_len
         policy, salt = self._cache.policy(sequence.request.policy), sequence.request.cache_salt
+        adapter = sequence.adapter_sha256
         known = sequence.logits_wanted_from  # logits are of tokens that are computed; beyond the prompt when preempted
         most = _shareable_len(policy, known, sequence.prompt_len)
-        chain = Chain(root_of(salt, policy))
+        chain = Chain(root_of(salt, policy, adapter))
         chain.grow(sequence.token_ids, most // PAGE_LEN)
         refused: set[PageName] = set()
         while not self._adopt(sequence, chain, self._longest(chain, policy, refused), refused):
@@ -65,11 +66,13 @@ class PrefixSharing:
         chain.num_registered = sequence.cached_len // PAGE_LEN
         prompt = np.array(sequence.token_ids, dtype=np.int32)
         has_states = self._cache.states is not None
-        report = self._record.explain(salt, chain.root, prompt, sequence.cached_len, most, has_states=has_states)
+        report = self._record.explain(
+            salt, chain.root, prompt, sequence.cached_len, most, adapter_sha256=adapter, has_states=has_states
+        )
         if has_states:
             parted_at = min(most, self._record.common_len(salt, chain.root, prompt))
             sequence.state_cuts = tuple(length // PAGE_LEN * PAGE_LEN for length in (parted_at, most))
-        sharer = self._sharers[sequence] = _Sharer(chain, self._record.begin(salt, chain.root, prompt))
+        sharer = self._sharers[sequence] = _Sharer(chain, self._record.begin(salt, chain.root, prompt, adapter))
         if sequence.state is not None:
             sharer.states.append(self._state_name(chain, chain.num_registered))
         return report

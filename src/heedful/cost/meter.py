@@ -7,7 +7,8 @@ whole. The step's energy follows the bytes that each sequence made it read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -18,9 +19,22 @@ from heedful.cost import visits
 from heedful.cost.energy import Energy
 from heedful.cost.formulas import bounds_bytes, key_and_value_bytes
 from heedful.cost.quality import Quality
-from heedful.cost.receipt import Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
+from heedful.cost.receipt import AdapterUse, Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.models.config import ModelConfig
 from heedful.request import Batch, Chunk, KVFormat, Sequence
+
+
+@dataclass(frozen=True)
+class AdapterFacts:
+    """What an adapter adds to a step that has tokens of it."""
+
+    sha256: str
+    """Of what is in it."""
+    linear_weights: int
+    """Of the two thin matrices beside each matrix that every token passes."""
+    head_weights: int
+    linear_bytes: int
+    head_bytes: int
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,8 @@ class RunnerFacts:
     """All matrices that every token passes."""
     head_bytes: int
     """The output head, read in a step that wants logits."""
+    adapters: Mapping[str, AdapterFacts] = field(default_factory=dict)
+    """Those that requests may name."""
 
 
 @dataclass
@@ -64,6 +80,8 @@ class Meter:
     states_written: int = 0
     held_bytes_peak: int = 0
     weight_bytes_read: int = 0
+    """An adapter's among them."""
+    adapter_bytes_read: int = 0
     tokens_computed: int = 0
     logits_computed: int = 0
     joules: float = 0.0
@@ -85,8 +103,11 @@ class Meter:
             self.saved_by_prefix += made
             self.saved_by_window += dense - made
 
-    def count(self, chunk: Chunk, config: ModelConfig, weight_bytes: int) -> int:
-        """Add one step. Visits of prompt tokens are prefill, of output tokens decode. Returns the bytes of KV read."""
+    def count(self, chunk: Chunk, config: ModelConfig, weight_bytes: int, adapter_bytes: int = 0) -> int:
+        """Add one step. Visits of prompt tokens are prefill, of output tokens decode. Returns the bytes of KV read.
+
+        `adapter_bytes`: those of the weight_bytes that are an adapter's.
+        """
         made = dense = 0
         for span in chunk.spans:
             span_visits, span_dense = visits.visits(span, config.num_heads), visits.dense_visits(span, config.num_heads)
@@ -105,6 +126,7 @@ class Meter:
         self.computed_len = max(self.computed_len, chunk.end)
         self.held_bytes_peak = max(self.held_bytes_peak, self.sequence.held_bytes)
         self.weight_bytes_read += weight_bytes
+        self.adapter_bytes_read += adapter_bytes
         self.tokens_computed += chunk.end - chunk.start
         self.logits_computed += chunk.num_logits
         return self._count_rows(chunk, config.num_kv_heads, config.head_dim) + self._count_state(chunk, config)
@@ -148,8 +170,17 @@ class Meter:
         self.joules_high += energy.high * share
         self.energy_source = energy.source
 
-    def receipt(self, model: str, config: ModelConfig, policy: PagePolicy, quality: Quality | None = None) -> Receipt:
+    def receipt(
+        self,
+        model: str,
+        config: ModelConfig,
+        policy: PagePolicy,
+        quality: Quality | None = None,
+        adapter: AdapterFacts | None = None,
+    ) -> Receipt:
+        """`adapter`: the one that the sequence's request named."""
         total = self.prefill_visits + self.decode_visits
+        used = self._adapter_use(adapter)
         return Receipt(
             model=model,
             prompt_tokens=self.sequence.prompt_len,
@@ -178,7 +209,8 @@ class Meter:
             weights=WeightTraffic(self.weight_bytes_read),
             flops=Flops(
                 linear=2 * (config.linear_weights * self.tokens_computed + config.head_weights * self.logits_computed)
-                + config.recurrence_flops * self.tokens_computed,
+                + config.recurrence_flops * self.tokens_computed
+                + (0 if used is None else used.flops),
                 attention=4 * config.head_dim * total,
                 selection=4 * config.head_dim * self.bounds_read * (config.num_heads // config.num_kv_heads),
             ),
@@ -187,7 +219,15 @@ class Meter:
             quality=quality,
             guesses=Guesses(self.guesses_made, self.guesses_right),
             prefix=self.prefix,
+            adapter=used,
         )
+
+    def _adapter_use(self, adapter: AdapterFacts | None) -> AdapterUse | None:
+        name = self.sequence.request.adapter
+        if name is None or adapter is None:
+            return None
+        weights = adapter.linear_weights * self.tokens_computed + adapter.head_weights * self.logits_computed
+        return AdapterUse(name, adapter.sha256, self.adapter_bytes_read, flops=2 * weights)
 
     def _seconds(self) -> Seconds:
         end = self.ended if self.ended is not None else perf_counter()
@@ -217,10 +257,25 @@ def _prompt_reach(policy: PagePolicy, own: int | None) -> int | None:
 
 
 def weight_shares(batch: Batch, facts: RunnerFacts) -> list[int]:
-    """Bytes of weights that each chunk answers for; they sum to what the step read."""
-    wanting = [chunk.num_logits > 0 for chunk in batch.chunks]
-    linear = split_evenly(facts.linear_bytes, len(batch.chunks))
-    head = iter(split_evenly(facts.head_bytes, sum(wanting)))
+    """Bytes of the base's weights that each chunk answers for; they sum to what the step read."""
+    return _shares(batch.chunks, facts.linear_bytes, facts.head_bytes)
+
+
+def adapter_shares(batch: Batch, facts: RunnerFacts) -> list[int]:
+    """Likewise of adapters: a step reads each once that it has tokens of, and those share it."""
+    shares = [0] * len(batch.chunks)
+    for name, adapter in facts.adapters.items():
+        at = [i for i, chunk in enumerate(batch.chunks) if chunk.sequence.request.adapter == name]
+        mine = _shares([batch.chunks[i] for i in at], adapter.linear_bytes, adapter.head_bytes)
+        for i, share in zip(at, mine, strict=True):
+            shares[i] = share
+    return shares
+
+
+def _shares(chunks: ListLike[Chunk], linear_bytes: int, head_bytes: int) -> list[int]:
+    wanting = [chunk.num_logits > 0 for chunk in chunks]
+    linear = split_evenly(linear_bytes, len(chunks))
+    head = iter(split_evenly(head_bytes, sum(wanting)))
     return [mine + (next(head) if wants else 0) for mine, wants in zip(linear, wanting, strict=True)]
 
 

@@ -60,6 +60,17 @@ class KVTraffic:
 @dataclass(frozen=True)
 class WeightTraffic:
     bytes_read: int
+    """An adapter's among them."""
+
+
+@dataclass(frozen=True)
+class AdapterUse:
+    """What an adapter added; both counts are in the receipt's sums too."""
+
+    name: str
+    sha256: str
+    bytes_read: int
+    flops: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,8 @@ class Receipt:
     quality: Quality | None = None
     """What was measured of settings that change the output; None where nothing was, or nothing changes."""
     guesses: Guesses = Guesses()
+    adapter: AdapterUse | None = None
+    """None: the base alone answered."""
     prefix: PrefixReport | None = None
     """How much of the prompt was there already, and why not more; None for a request that was never begun."""
 
@@ -128,6 +141,7 @@ class Receipt:
         return " · ".join((
             f"{self.prompt_tokens:,} in ({self.cached_tokens:,} cached)",
             f"{self.output_tokens:,} out",
+            *([f"adapter {self.adapter.name}"] if self.adapter else []),
             *([f"{decode:.0f} tok/s"] if decode else []),
             *([f"{self.guesses.right:,} of {self.guesses.made:,} guesses right"] if self.guesses.made else []),
             f"{human(self.visits.total).strip()} visits of {human(self.visits.dense).strip()} dense",

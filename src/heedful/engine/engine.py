@@ -19,7 +19,7 @@ import numpy.typing as npt
 from heedful.cache.disk import DiskTier
 from heedful.cache.policy_text import with_format
 from heedful.cost.energy import EnergyMeter
-from heedful.cost.meter import Meter, weight_shares
+from heedful.cost.meter import Meter, adapter_shares, weight_shares
 from heedful.cost.quality import measured_quality
 from heedful.cost.receipt import Receipt
 from heedful.engine.drafts import Drafter
@@ -120,6 +120,7 @@ class Engine:
             raise BadParameter("prompt", "has no tokens", "Give at least one character.")
         if bad := [token for token in prompt if not 0 <= token < vocab_size]:
             raise BadParameter("prompt", f"token id {bad[0]} is not in the vocabulary of {vocab_size:,}")
+        adapter_sha256 = self._adapter_sha256(request.adapter)
         longest = self.longest(request.policy)
         if len(prompt) > longest:
             raise ContextOverflow(len(prompt), longest)
@@ -127,7 +128,7 @@ class Engine:
         max_tokens = room if asked is None else min(asked, room)
         most_cached = len(prompt) + max(0, max_tokens - 1)
         self.scheduler.check_room(request.policy, most_cached)
-        sequence = Sequence(request, list(prompt))
+        sequence = Sequence(request, list(prompt), adapter_sha256=adapter_sha256)
         state = None if grammar is None else grammar.begin()
         sampler = Sampler(request.sampling, prompt, vocab_size, state)
         drafter = Drafter(sequence.token_ids) if request.speculate and self.can_guess(request.policy) else None
@@ -137,6 +138,13 @@ class Engine:
         self.scheduler.add(prepared.sequence, longest=prepared.most_cached)
         self._state[prepared.sequence] = prepared.state
         return prepared.sequence
+
+    def _adapter_sha256(self, name: str | None) -> str:
+        adapters = self.runner.facts.adapters
+        if name is not None and name not in adapters:
+            known = ", ".join(adapters) or "none"
+            raise BadParameter("adapter", f"none is called {name!r:.80}", f"Loaded with the model: {known}.")
+        return "" if name is None else adapters[name].sha256
 
     def longest(self, policy: CachePolicy) -> int:
         """Tokens of prompt and answer together: the context, unless a window keeps every distance within it.
@@ -272,17 +280,20 @@ class Engine:
     def receipt(self, sequence: Sequence) -> Receipt:
         """The cost of a finished sequence; the engine forgets it, so ask once."""
         assert sequence.finish is not None, "the sequence is still running"
-        policy = self.runner.cache.policy(sequence.request.policy)
-        asked = with_format(sequence.request.policy, self.runner.cache.default)
-        quality = measured_quality(self.model_name, asked)
-        return self._state.pop(sequence).meter.receipt(self.model_name, self.runner.config, policy, quality)
+        request, config = sequence.request, self.runner.config
+        policy = self.runner.cache.policy(request.policy)
+        asked = with_format(request.policy, self.runner.cache.default)
+        quality = measured_quality(self.model_name, asked) if request.adapter is None else None
+        adapter = self.runner.facts.adapters.get(request.adapter or "")
+        return self._state.pop(sequence).meter.receipt(self.model_name, config, policy, quality, adapter)
 
     def _count(self, batch: Batch, busy_core_seconds: float) -> None:
-        shares = weight_shares(batch, self.runner.facts)
+        facts, config = self.runner.facts, self.runner.config
         meters = [self._state[chunk.sequence].meter for chunk in batch.chunks]
+        shares = zip(batch.chunks, meters, weight_shares(batch, facts), adapter_shares(batch, facts), strict=True)
         read = [
-            share + meter.count(chunk, self.runner.config, share)
-            for chunk, meter, share in zip(batch.chunks, meters, shares, strict=True)
+            base + adapter + meter.count(chunk, config, base + adapter, adapter)
+            for chunk, meter, base, adapter in shares
         ]
         self.last_step_bytes = sum(read)
         energy = self._energy.read(busy_core_seconds, dram_bytes=self.last_step_bytes)

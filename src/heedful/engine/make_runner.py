@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Mapping
 
 from heedful.cache.policy import PAGE_LEN
 from heedful.engine.runner import Runner
@@ -11,6 +12,7 @@ from heedful.errors import BadParameter, CacheFull, UnsupportedModel
 from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.request import DEFAULT_KV_FORMAT, KV_ROW_BYTES, KVFormat
+from heedful.weights.adapter import Adapter
 from heedful.weights.load import LoadedModel
 
 CACHE_MEMORY_SHARE = 0.6
@@ -41,9 +43,10 @@ def make_runner(
     threads: int,
     free_memory_bytes: int,
     kv_memory_bytes: int | None = None,
+    adapters: Mapping[str, Adapter] | None = None,
 ) -> Runner:
     """`kind`: native, torch or auto. `free_memory_bytes`: 0 where the system does not say. `kv_memory_bytes`: the most
-    that keys and values may take; None: as much as is sensible.
+    that keys and values may take; None: as much as is sensible. `adapters`: by the names that requests give them.
 
     Raises BadParameter for a kind or KV format that there is not, UnsupportedModel when nothing can run the model,
     CacheFull when it does not fit into memory.
@@ -69,10 +72,11 @@ def make_runner(
             threads=threads,
             kv_format=kv_format,
             weights_format=weights_format,
+            adapters=adapters,
         )
     from heedful.engine.torch_runner import TorchRunner  # torch takes seconds to import
 
-    return TorchRunner(config, weights, capacity_tokens=capacity, threads=threads)
+    return TorchRunner(config, weights, capacity_tokens=capacity, threads=threads, adapters=adapters)
 
 
 def _chosen(kind: str, config: ModelConfig) -> str:

@@ -7,6 +7,8 @@ activations rounded to 8 bits. Keys and values lie in pages in any number format
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -15,13 +17,15 @@ import numpy.typing as npt
 
 from heedful.cache.pages import KVCache, PageLayout
 from heedful.cache.policy import rotation_block
-from heedful.cost.meter import RunnerFacts
+from heedful.cost.meter import AdapterFacts, RunnerFacts
+from heedful.engine.adapter_runs import adapter_runs
 from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
 from heedful.request import Batch, KeySpan, KVFormat
+from heedful.weights.adapter import Adapter
 from heedful.weights.names import Weights, WeightsToPlace
-from heedful.weights.quantize import dequantize
+from heedful.weights.quantize import Floats, dequantize
 from heedful.weights.tensor import StoredTensor, forget_pages
 
 _NO_FLOATS = np.empty(0, dtype=np.float32)
@@ -41,11 +45,14 @@ class NativeRunner:
         kv_format: str = "q8",
         weights_format: str | None = None,
         variant: str = "",
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
         """`weights_format`: "q8", "q6" or "q4" to quantize all matrices at load, None to keep the file's precision.
-        `variant`: which kernels, "" for the processor's best. Raises UnsupportedModel as build_decoder does.
+        `variant`: which kernels, "" for the processor's best. `adapters`: by the names that requests give them; they
+        stay in float32. Raises UnsupportedModel as build_decoder does.
         """
         self.config = config
+        self._products = _PRODUCTS | {"up": ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)}
         self._panel_format = native.WEIGHTS_FORMATS[weights_format] if weights_format else None
         self.threads = threads
         self._weights = WeightsToPlace(weights)
@@ -59,6 +66,9 @@ class NativeRunner:
         self._decoder = _new_decoder(config, threads, variant)
         self.facts = self._build()
         self._weights.require_none_left()
+        self._adapters = {name: number for number, name in enumerate(adapters or {})}
+        """Their numbers in the kernels."""
+        self.facts = replace(self.facts, adapters={n: self._add_adapter(n, a) for n, a in (adapters or {}).items()})
         self.cache = KVCache(
             config.windows,
             config.num_kv_heads,
@@ -83,6 +93,7 @@ class NativeRunner:
         wanted = [row for end, chunk in ends for row in range(end - chunk.num_logits, end)]
         spans, pages, chosen = _span_arrays(batch)
         logits = self._logits_buffer(len(wanted))
+        runs = [(self._adapters[run.adapter], run) for run in adapter_runs(batch)]
         self._decoder.run(
             self._embedded(token_ids, positions),
             positions,
@@ -92,6 +103,8 @@ class NativeRunner:
             chosen,
             np.array(wanted, dtype=np.int32),
             logits,
+            np.array([(n, run.begin, run.end) for n, run in runs], dtype=np.int32),
+            np.array([(n, run.wanted_begin, run.wanted_end) for n, run in runs if run.wanted], dtype=np.int32),
         )
         return logits
 
@@ -149,7 +162,6 @@ class NativeRunner:
             self._decoder.set_norm(layer, name, *self._norm(prefix + name, config.hidden_size))
         for name in ("q_norm", "k_norm") if config.qk_norm else ():
             self._decoder.set_norm(layer, name, *self._norm(f"{prefix}attn.{name}", config.head_dim))
-        up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
         packed_bytes = sum(
             self._set_product(
                 layer,
@@ -157,7 +169,7 @@ class NativeRunner:
                 [self._weights.take(f"{prefix}{part}.weight", self._shape(part)) for part in parts],
                 self._bias(prefix, parts),
             )
-            for name, parts in {**_PRODUCTS, "up": up}.items()
+            for name, parts in self._products.items()
         )
         forget_pages([self._embed])  # the file's; embedding rows are read from it again as tokens ask for them
         return packed_bytes
@@ -191,6 +203,25 @@ class NativeRunner:
             [self._weights.take(f"{prefix}{part}.bias", self._shape(part)[:1]).to_float32() for part in parts]
         )
 
+    def _add_adapter(self, name: str, adapter: Adapter) -> AdapterFacts:
+        number, weights, num_bytes = self._adapters[name], {True: 0, False: 0}, {True: 0, False: 0}
+        for matrix, update in adapter.updates.items():
+            layer, product, part = self._place_of(matrix)
+            sides = [_pack_floats(side, self.threads) for side in (update.a, update.b)]
+            self._decoder.set_update(number, layer, product, part, update.rank, *sides)
+            is_head = product == "head"
+            weights[is_head] += update.a.size + update.b.size
+            num_bytes[is_head] += sum(panels.nbytes for panels in sides)
+        return AdapterFacts(adapter.sha256, weights[False], weights[True], num_bytes[False], num_bytes[True])
+
+    def _place_of(self, matrix: str) -> tuple[int, str, int]:
+        """Layer, product and part in it that the kernels know a matrix by."""
+        if matrix == "head.weight":
+            return 0, "head", 0
+        _, layer, part = matrix.removesuffix(".weight").split(".", 2)
+        product = next(name for name, parts in self._products.items() if part in parts)
+        return int(layer), product, self._products[product].index(part)
+
     def _set_product(self, layer: int, name: str, parts: list[StoredTensor], bias: npt.NDArray[np.float32]) -> int:
         packed = [_pack(part, self._panel_format, self.threads) for part in parts]
         self._decoder.set_product(layer, name, packed, bias)
@@ -210,6 +241,11 @@ def _floats(tensor: StoredTensor, rows: list[int]) -> npt.NDArray[np.float32]:
         return dequantize(tensor.format_name, stored)
     floats: npt.NDArray[np.float32] = kernels.unpack(ggml_type, stored, tensor.shape[1])
     return floats
+
+
+def _pack_floats(values: Floats, threads: int) -> npt.NDArray[np.uint8]:
+    panels: npt.NDArray[np.uint8] = native.module().pack(0, values.view(np.uint8), values.shape[1], "f32", threads)
+    return panels
 
 
 def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:

@@ -105,6 +105,7 @@ class Scheduler:
             sequence = order.pop(0)
             chunk = self._plan(sequence, lengths[sequence], order)
             chunks += [] if chunk is None else [chunk]
+        chunks.sort(key=lambda chunk: chunk.sequence.request.adapter or "")  # each adapter's side by side
         return Batch(tuple(chunks))
 
     def _lengths(self) -> dict[Sequence, int]:
@@ -204,6 +205,7 @@ class Scheduler:
                 _is_decoding(other)
                 or other.request.policy != sequence.request.policy
                 or other.request.cache_salt != sequence.request.cache_salt
+                or other.adapter_sha256 != sequence.adapter_sha256
             ):
                 continue
             shared = pages_shared(sequence, other) * PAGE_LEN

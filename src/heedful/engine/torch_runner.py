@@ -19,6 +19,8 @@ from torch import Tensor
 from heedful.cache.pages import ARENA_PAGES, KVCache, PageArena, PageLayout, plain_layout
 from heedful.cache.policy import PAGE_LEN, rotation_block
 from heedful.cost.meter import RunnerFacts
+from heedful.engine.adapter_runs import adapter_runs
+from heedful.engine.torch_adapters import TorchAdapters
 from heedful.engine.torch_states import StateSlots, on_device, state_layout
 from heedful.kernels import reference
 from heedful.kernels.attention import attention, causal_bias
@@ -27,14 +29,23 @@ from heedful.models.decoder import Decoder
 from heedful.models.qwen3_5 import Qwen35
 from heedful.models.rope import Rope
 from heedful.request import KV_ROW_BYTES, Batch, KeySpan, KVFormat, Selection
+from heedful.weights.adapter import Adapter
 from heedful.weights.names import Weights, WeightsToPlace
 
 
 class TorchRunner:
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, capacity_tokens: int, threads: int, device: str = "cpu"
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        capacity_tokens: int,
+        threads: int,
+        device: str = "cpu",
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
-        """`capacity_tokens`: how many tokens' K and V fit. Sets PyTorch's thread count for the whole process.
+        """`capacity_tokens`: how many tokens' K and V fit. `adapters`: by the names that requests give them. Sets
+        PyTorch's thread count for the whole process.
 
         `device`: where weights and pages lie; "cuda" has not been run yet for want of a GPU.
         """
@@ -54,13 +65,15 @@ class TorchRunner:
             states=state_layout(config),
         )
         self._states = None if self.cache.states is None else StateSlots(self.cache.states, config, self.device)
-        self.facts = RunnerFacts(linear_bytes=4 * config.linear_weights, head_bytes=4 * config.head_weights)
+        self._adapters = TorchAdapters(self.decoder, adapters or {}, self.device)
+        self.facts = RunnerFacts(4 * config.linear_weights, 4 * config.head_weights, self._adapters.facts)
         self._arenas: dict[int, _ArenaRows] = {}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
         token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
         positions = [position for chunk in batch.chunks for position in range(chunk.start, chunk.end)]
+        self._adapters.runs = adapter_runs(batch)
         over_time = [self.attend(batch), *([] if self._states is None else [self._states.recur(batch)])]
         hidden = self.decoder(*(torch.tensor(ints, device=self.device) for ints in (token_ids, positions)), *over_time)
         ends = np.cumsum([chunk.end - chunk.start for chunk in batch.chunks]) - 1

@@ -13,6 +13,8 @@ from heedful.errors import BadParameter, UnsupportedModel
 
 KV_NUMBERS = ("f32", "f16", "q8", "q4")  # their order is csrc/ops.h's, as are:
 PANEL_FORMATS = ("f32", "f16", "w4", "w8", "w6")
+API = 2
+"""Of the module's calls and their arguments; csrc/module.cpp has the same number."""
 WEIGHTS_FORMATS = {"q8": "w8", "q6": "w6", "q4": "w4"}
 """What matrices can be quantized to at load, in blocks of 32, and the panels that hold it: 8-bit codes with a scale,
 6-bit and 4-bit ones with scale and minimum. For many tokens at once q6 is the fastest, for one q4."""
@@ -23,7 +25,14 @@ def is_built() -> bool:
 
 
 def module() -> Any:
-    return importlib.import_module("heedful._native")
+    """Raises UnsupportedModel for one that another version of heedful was built with."""
+    found = importlib.import_module("heedful._native")
+    if (built := getattr(found, "API", 1)) != API:
+        raise UnsupportedModel(
+            f"the native kernels at {found.__file__} are of another heedful (calls {built}, not {API})",
+            "Build them again: pip install --force-reinstall --no-deps heedful, in a checkout pip install -e .",
+        )
+    return found
 
 
 def variant() -> str | None:

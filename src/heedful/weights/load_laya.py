@@ -148,8 +148,8 @@ def _updates(settings: Mapping[str, Any], tensors: LayaTensors, family: str) -> 
     if others:
         raise UnsupportedModel(f"the trunk has no {brief(next(iter(others)))} to update", _DAMAGED)
     first = {b.name: a for a, b in tensors.updates.values()}
-    low_rank = {name: LowRank(first[b.name].to_float32(), b.to_float32()) for name, b in ours.items()}
-    return LoraAdapter(scale, low_rank)
+    low_rank = {name: LowRank(first[b.name].to_float32(), b.to_float32(), scale) for name, b in ours.items()}
+    return LoraAdapter(low_rank)
 
 
 def _tokenizer(folder: Path) -> tuple[Tokenizer, LayaMarks]:

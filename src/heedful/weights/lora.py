@@ -3,7 +3,8 @@
     adapter = read_lora(folder, config)
     adapter.merge_into(slots)       # W += scale · B A, in float32, once
 
-(LoRA: arXiv:2106.09685.) Parts of an adapter that such a sum cannot express are refused by their names.
+(LoRA: arXiv:2106.09685.) Parts of an adapter that such a sum cannot express are refused by their names. To keep an
+adapter apart from its base: adapter.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +28,40 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
 _NOT_MERGED = (
-    "alpha_pattern",
     "alora_invocation_tokens",
     "fan_in_fan_out",
     "layer_replication",
     "lora_bias",
     "modules_to_save",
-    "rank_pattern",
     "target_parameters",
     "trainable_token_indices",
 )
-"""Settings of parts that are not read here; so are all `use_…`, which name other formulas (rsLoRA, DoRA, …), and all
-`…_config` but those of how the matrices were initialised."""
+"""Settings of parts that are not read here; so are all `use_…` but rsLoRA's, which name other formulas (DoRA, …), and
+all `…_config` but those of how the matrices were initialised."""
 _OF_INITIALISATION = ("corda_config", "eva_config", "loftq_config", "lora_ga_config")
 _KEEPS_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights; others (PiSSA, OLoRA, LoftQ, …) change the base's own weights."""
 _PREFIX = "base_model.model."
 _FLOATS = ("F32", "F16", "BF16", "F64")
 MOST_RANK, MOST_ALPHA = 1 << 20, 1 << 30
+_ANOTHER_BASE = "Adapter and base do not belong together."
 _REMEDY = "Merge the adapter with the tool that made it, and give the merged model."
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """An update B A of one matrix."""
+    """An update scale · B A of one matrix."""
 
     a: Floats
     """(r, in)."""
     b: Floats
     """(out, r)."""
+    scale: float
+    """alpha / r, or alpha / sqrt(r) in rsLoRA (arXiv:2312.03732)."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,8 +70,6 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    scale: float
-    """alpha / r."""
     updates: Mapping[str, LowRank]
     """By the names of weights/names.py."""
 
@@ -76,17 +81,25 @@ class LoraAdapter:
         for name, slot in slots:
             if (update := left.pop(name, None)) is None:
                 continue
-            if slot.shape != update.shape:
-                raise UnsupportedModel(
-                    f"the adapter's update of {name} has shape {update.shape}, the base's matrix {slot.shape}",
-                    "Adapter and base do not belong together.",
-                )
-            slot += self.scale * (update.b @ update.a)
-        if left:
-            raise UnsupportedModel(
-                f"the base has no matrices {', '.join(list(left)[:5])}, which the adapter updates",
-                "Adapter and base do not belong together.",
-            )
+            require_shape(name, update, slot.shape)
+            slot += update.scale * (update.b @ update.a)
+        require_none_missing(left)
+
+
+def require_shape(name: str, update: LowRank, shape: tuple[int, ...]) -> None:
+    """That the update fits the base's matrix of this shape. Raises UnsupportedModel."""
+    if shape != update.shape:
+        raise UnsupportedModel(
+            f"the adapter's update of {name} has shape {update.shape}, the base's matrix {shape}", _ANOTHER_BASE
+        )
+
+
+def require_none_missing(names: Iterable[str]) -> None:
+    """That there are none: updates whose matrices the base has not. Raises UnsupportedModel."""
+    if missing := list(names):
+        raise UnsupportedModel(
+            f"the base has no matrices {', '.join(missing[:5])}, which the adapter updates", _ANOTHER_BASE
+        )
 
 
 def read_lora(folder: Path, config: ModelConfig) -> LoraAdapter:
@@ -97,18 +110,48 @@ def read_lora(folder: Path, config: ModelConfig) -> LoraAdapter:
     """
     settings = read_json(folder / CONFIG_NAME)
     _require_plain(settings)
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MOST_RANK:
-        raise UnsupportedModel(f"{CONFIG_NAME} has r {brief(rank)}, which is no rank", "The file is damaged.")
-    pairs = _pairs(read_safetensors(folder / WEIGHTS_NAME), rank)
-    return LoraAdapter(lora_scale(alpha, rank), _by_our_names(pairs, config))
+    pairs = _pairs(read_safetensors(folder / WEIGHTS_NAME))
+    ranks, scales = _ByLayer(settings, "r", "rank_pattern"), _ByLayer(settings, "lora_alpha", "alpha_pattern")
+    scale_of = {}
+    for layer, (a, b) in pairs.items():
+        rank = ranks.of(layer)
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MOST_RANK:
+            raise UnsupportedModel(f"{CONFIG_NAME} has r {brief(rank)}, which is no rank", "The file is damaged.")
+        if not (len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] == rank):
+            raise UnsupportedModel(
+                f"the adapter's matrices for {layer} have shapes {a.shape} and {b.shape}, of rank {rank}",
+                "The file is damaged.",
+            )
+        scale_of[layer] = lora_scale(scales.of(layer), rank, rank_stabilised=bool(settings.get("use_rslora")))
+    return LoraAdapter(_by_our_names(pairs, scale_of, config))
 
 
-def lora_scale(alpha: Any, rank: int) -> float:
-    """alpha / rank. Raises UnsupportedModel."""
+class _ByLayer:
+    """A setting, and the layers for which a pattern says otherwise: the first that is a layer's name, or the end of it
+    behind a dot, as peft has it. Patterns may be any regular expression there; here they are names, with ^ or without.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], name: str, patterns: str) -> None:
+        self._plain = settings.get(name)
+        self._others = settings.get(patterns) or {}
+        if not isinstance(self._others, Mapping):
+            raise UnsupportedModel(f"{CONFIG_NAME} has {patterns} {brief(self._others)}", "The file is damaged.")
+        for pattern in self._others:
+            if not re.fullmatch(r"\^?[\w.]{1,200}", pattern):
+                raise UnsupportedModel(f"{patterns} has {brief(pattern)}, which is no name of a layer", _REMEDY)
+
+    def of(self, layer: str) -> Any:
+        for pattern, value in self._others.items():
+            if layer == pattern.removeprefix("^") or layer.endswith(f".{pattern}"):
+                return value
+        return self._plain
+
+
+def lora_scale(alpha: Any, rank: int, *, rank_stabilised: bool = False) -> float:
+    """alpha / rank, or alpha / sqrt(rank). Raises UnsupportedModel."""
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MOST_ALPHA:
         raise UnsupportedModel(f"lora_alpha is {brief(alpha)}", f"It must be a number of at most {MOST_ALPHA:,}.")
-    return alpha / rank
+    return alpha / (sqrt(rank) if rank_stabilised else rank)
 
 
 def _require_plain(settings: Mapping[str, Any]) -> None:
@@ -121,12 +164,13 @@ def _require_plain(settings: Mapping[str, Any]) -> None:
         raise UnsupportedModel(f"the adapter has init_lora_weights {how}, which changes the base", _REMEDY)
     for name, value in settings.items():
         of_config = name.endswith("_config") and name not in _OF_INITIALISATION
-        if value and (name in _NOT_MERGED or name.startswith("use_") or of_config):
+        of_formula = name.startswith("use_") and name != "use_rslora"
+        if value and (name in _NOT_MERGED or of_formula or of_config):
             raise UnsupportedModel(f"the adapter has {brief(name)} {brief(value)}, which is not read here", _REMEDY)
 
 
-def _pairs(stored: Mapping[str, StoredTensor], rank: int) -> dict[str, tuple[StoredTensor, StoredTensor]]:
-    """(A, B) by the name of the layer they update, checked to fit each other."""
+def _pairs(stored: Mapping[str, StoredTensor]) -> dict[str, tuple[StoredTensor, StoredTensor]]:
+    """(A, B) by the name of the layer they update."""
     sides: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in stored.items():
         found = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_(A|B)\.weight", name)
@@ -140,19 +184,18 @@ def _pairs(stored: Mapping[str, StoredTensor], rank: int) -> dict[str, tuple[Sto
     for layer, of_layer in sides.items():
         if len(of_layer) != 2:
             raise UnsupportedModel(f"the adapter has one of two matrices for {layer}", "The file is incomplete.")
-        a, b = of_layer["A"], of_layer["B"]
-        if not (len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] == rank):
-            raise UnsupportedModel(
-                f"the adapter's matrices for {layer} have shapes {a.shape} and {b.shape}, of rank {rank}",
-                "The file is damaged.",
-            )
     return {layer: (of_layer["A"], of_layer["B"]) for layer, of_layer in sides.items()}
 
 
-def _by_our_names(pairs: Mapping[str, tuple[StoredTensor, StoredTensor]], config: ModelConfig) -> dict[str, LowRank]:
+def _by_our_names(
+    pairs: Mapping[str, tuple[StoredTensor, StoredTensor]], scale_of: Mapping[str, float], config: ModelConfig
+) -> dict[str, LowRank]:
     """B has a row for each row of the base's matrix, so it goes the way of that matrix: renamed, fused ones split."""
     ours = from_hf({f"{layer}.weight": b for layer, (_, b) in pairs.items()}, config)
     layers = {name: b.name.removeprefix(_PREFIX).removesuffix(".lora_B.weight") for name, b in ours.items()}
     if lost := set(pairs) - set(layers.values()):  # a head that is the embedding too
         raise UnsupportedModel(f"the adapter updates {sorted(lost)[0]}, which this base has not by itself", _REMEDY)
-    return {name: LowRank(pairs[layers[name]][0].to_float32(), b.to_float32()) for name, b in ours.items()}
+    return {
+        name: LowRank(pairs[layers[name]][0].to_float32(), b.to_float32(), scale_of[layers[name]])
+        for name, b in ours.items()
+    }

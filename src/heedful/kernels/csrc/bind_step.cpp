@@ -1,6 +1,7 @@
 // Python face of step.h: build a decoder piece by piece, then run steps. Arrays that are handed in and stay in use (panels,
 // pages) are kept alive here; small ones (norms, biases) are copied.
 
+#include "pack.h"
 #include "step.h"
 
 #include <nanobind/nanobind.h>
@@ -9,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <deque>
 #include <stdexcept>
 #include <string>
@@ -65,6 +67,24 @@ public:
         product_slot(layer, name) = product;
     }
 
+    // What adapter number `adapter` adds to one part of a product that is set already. a: f32 panels of (rank, columns), b
+    // of (rows, rank).
+    void set_update(int adapter, int layer, const std::string& name, int part, int rank, const Bytes& a, const Bytes& b) {
+        Product& product = product_slot(layer, name);
+        require(adapter >= 0 && rank > 0, "an update has an adapter and a rank");
+        require(part >= 0 && part < static_cast<int>(product.parts.size()), "the product has no such part");
+        const Matrix& base = product.parts[part];
+        require(a.size() == packed_bytes(Format::f32, rank, base.cols), "a is not (rank, columns) in f32 panels");
+        require(b.size() == packed_bytes(Format::f32, base.rows, rank), "b is not (rows, rank) in f32 panels");
+        if (static_cast<int>(product.updates.size()) <= adapter) product.updates.resize(adapter + 1);
+        product.updates[adapter].resize(product.parts.size());
+        product.updates[adapter][part] = {{Format::f32, rank, base.cols, a.data()}, {Format::f32, base.rows, rank, b.data()}};
+        decoder_.most_rank = std::max(decoder_.most_rank, rank);
+        adapters_ = std::max(adapters_, adapter + 1);
+        panels_.push_back(a);
+        panels_.push_back(b);
+    }
+
     // `group`: the layer group whose spans it reads.
     void set_layer(int layer, int group, int rope) {
         require(rope < static_cast<int>(decoder_.ropes.size()), "no such rope table");
@@ -99,9 +119,11 @@ public:
 
     // span_table: (chunks, groups, 14) start, end, window, first_page, offset of its pages in `pages`, sinks, offset of
     // the sink pages, sink_distance, rotated, as in Span; num_pages, local_pages, dense_layers, renew, as in Selection,
-    // and which of `chosen`, (layers, K, num_pages) each, is read and written.
+    // and which of `chosen`, (layers, K, num_pages) each, is read and written. adapted, adapted_wanted: (n, 3) adapter,
+    // begin, end, of tokens and of places in `wanted`, ascending.
     void run(const Floats& embedded, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
-             const Ints& pages, const std::vector<Choices>& chosen, const Ints& wanted, const MutableFloats& logits) {
+             const Ints& pages, const std::vector<Choices>& chosen, const Ints& wanted, const MutableFloats& logits,
+             const Ints& adapted, const Ints& adapted_wanted) {
         Step step;
         step.tokens = static_cast<int>(positions.size());
         step.chunks = static_cast<int>(span_table.shape(0));
@@ -124,12 +146,28 @@ public:
         step.spans = spans_.data();
         step.wanted_tokens = wanted.data();
         step.logits = logits.data();
+        step.adapted = runs_of(adapted, step.tokens);
+        step.adapted_wanted = runs_of(adapted_wanted, step.wanted);
         nb::gil_scoped_release released;
         decoder_.run(step);
     }
 
 private:
     static constexpr int kColumns = 14;
+
+    // Rows of a table (n, 3), refused where they would reach beyond what is there or a token would have two adapters.
+    std::vector<AdapterRun> runs_of(const Ints& table, int count) const {
+        require(table.size() % 3 == 0, "a table of adapters is not (n, 3)");
+        std::vector<AdapterRun> runs;
+        for (size_t i = 0; i < table.size(); i += 3) {
+            const AdapterRun run{table.data()[i], table.data()[i + 1], table.data()[i + 2]};
+            require(run.adapter >= 0 && run.adapter < adapters_, "no such adapter");
+            require(run.begin >= (runs.empty() ? 0 : runs.back().end) && run.end > run.begin && run.end <= count,
+                    "an adapter's tokens are not ascending, or not there");
+            runs.push_back(run);
+        }
+        return runs;
+    }
 
     // columns: num_pages and on. Whatever would make the kernels read beside what is there is refused.
     void select(Span& span, int group, const int32_t* columns, const std::vector<Choices>& chosen) const {
@@ -184,6 +222,7 @@ private:
     Decoder decoder_;
     std::deque<std::vector<float>> kept_;
     std::vector<Bytes> panels_;
+    int adapters_ = 0;
     std::vector<MutableBytes> pages_;
     std::vector<Span> spans_;
 };
@@ -216,6 +255,7 @@ void bind_step(nb::module_& m) {
         .def("add_rope", &PyDecoder::add_rope)
         .def("set_norm", &PyDecoder::set_norm)
         .def("set_product", &PyDecoder::set_product)
+        .def("set_update", &PyDecoder::set_update)
         .def("set_layer", &PyDecoder::set_layer)
         .def("set_pages", &PyDecoder::set_pages)
         .def("move_pages", &PyDecoder::move_pages)

@@ -13,6 +13,7 @@ void bind_step(nanobind::module_& m);
 }  // namespace heedful
 
 NB_MODULE(_native, m) {
+    m.attr("API") = 2;  // of the calls and their arguments; kernels/native.py has the same number
     m.def("variant", [] { return heedful::ops().name; }, "The kernel variant that this processor gets.");
     heedful::bind_matmul(m);
     heedful::bind_attention(m);

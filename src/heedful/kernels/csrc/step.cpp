@@ -3,6 +3,8 @@
 // Per layer: norm and quantize | q, k, v | rotate and store | attention | out + residual | norm and quantize | gate, up and
 // activation | down + residual. A lone token's norms and quantizations are done by every thread for itself: on 2 cores that
 // is cheaper than a barrier. With more tokens they are split by token.
+// An adapter's products go beside the base's: A x where the inputs are prepared, B (A x) added to the rows that a thread has
+// just computed. That is a barrier more only where nothing else had to be prepared.
 // Where a span renews its choice of pages there are two barriers more: after the bounds of the candidates, after the
 // choices.
 
@@ -34,6 +36,31 @@ struct InputBuffers {
     }
 };
 
+constexpr int kMostParts = 3;  // of a product: q, k and v
+
+// A x of some tokens, by part of a product. A run's rows lie one after another, each as long as its own rank.
+struct Reduced {
+    Buffer<float> parts[kMostParts];
+    void reserve(int tokens, int most_rank) {
+        for (Buffer<float>& part : parts) part.reserve(static_cast<size_t>(tokens) * most_rank);
+    }
+    // Where token 0 would stand, so that token t of the run is at t · rank; runs of different ranks do not overlap.
+    float* rows(const AdapterRun& run, int part, int rank, int most_rank) const {
+        return parts[part].get() + static_cast<size_t>(run.begin) * (most_rank - rank);
+    }
+};
+
+const std::vector<LowRank>* updates_of(const Product& product, const AdapterRun& run) {
+    const size_t adapter = run.adapter;
+    return adapter < product.updates.size() && !product.updates[adapter].empty() ? &product.updates[adapter] : nullptr;
+}
+
+bool has_updates(const Product& product, const std::vector<AdapterRun>& runs) {
+    for (const AdapterRun& run : runs)
+        if (updates_of(product, run)) return true;
+    return false;
+}
+
 bool is_quantized(const Product& product) {
     for (const Matrix& part : product.parts)
         if (has_integers(part.format)) return true;
@@ -64,6 +91,8 @@ struct Decoder::Workspace {
     std::vector<Buffer<float>> parts;  // by group
     InputBuffers shared;
     std::vector<InputBuffers> own;               // by thread, for a lone token
+    Reduced reduced;
+    std::vector<Reduced> own_reduced;            // likewise
     std::vector<Buffer<float>> own_parts, own_attended;
     std::vector<Buffer<uint8_t>> scratch;
     std::vector<GroupWork> groups;
@@ -75,6 +104,7 @@ struct Decoder::Workspace {
 Decoder::Decoder(const DecoderConfig& config, const Ops& ops, int threads)
     : config(config), ops_(ops), pool_(threads), work_(std::make_unique<Workspace>()) {
     work_->own = std::vector<InputBuffers>(threads);
+    work_->own_reduced = std::vector<Reduced>(threads);
     work_->own_parts = std::vector<Buffer<float>>(threads);
     work_->own_attended = std::vector<Buffer<float>>(threads);
     work_->scratch = std::vector<Buffer<uint8_t>>(threads);
@@ -98,7 +128,7 @@ public:
 private:
     void run_layer(const Layer& layer, int index) {
         const int C = c_.hidden, D = c_.head_dim, qkv_rows = (c_.heads + 2 * c_.kv_heads) * D;
-        multiply(layer.qkv, prepare(w_.x.get(), &layer.attn_norm, C, layer.qkv), w_.qkv.get(), qkv_rows, false);
+        multiply(layer.qkv, prepare(w_.x.get(), &layer.attn_norm, C, layer.qkv), w_.qkv.get(), qkv_rows, false, step_.adapted);
         barrier();
         rotate_and_store(layer, qkv_rows);
         barrier();
@@ -117,9 +147,9 @@ private:
         const int panels = layer.up.parts[0].panel_count(), p0 = mine(panels, thread_), p1 = mine(panels, thread_ + 1);
         const int c0 = std::min(I, p0 * kPanelRows), c1 = std::min(I, p1 * kPanelRows);
         const float* bias = layer.up.bias;
-        ops_.matmul(layer.up.parts[0], in, 0, step_.tokens, p0, p1, w_.gate.get(), I, bias, false);
+        multiply_part(layer.up, 0, in, p0, p1, w_.gate.get(), I, bias, false, step_.adapted);
         if (c_.gated_mlp)
-            ops_.matmul(layer.up.parts[1], in, 0, step_.tokens, p0, p1, w_.up.get(), I, bias ? bias + I : nullptr, false);
+            multiply_part(layer.up, 1, in, p0, p1, w_.up.get(), I, bias ? bias + I : nullptr, false, step_.adapted);
         for (int t = 0; t < step_.tokens && c1 > c0; t++) {
             const size_t at = static_cast<size_t>(t) * I + c0;
             ops_.activate(c_.activation, w_.gate.get() + at, c_.gated_mlp ? w_.up.get() + at : nullptr, c1 - c0);
@@ -132,11 +162,11 @@ private:
     void add_to_residual(const Product& product, const float* source, int cols, const Norm& post_norm) {
         const Activations in = prepare(source, nullptr, cols, product);
         if (!post_norm.weight) {
-            multiply(product, in, w_.x.get(), c_.hidden, true);
+            multiply(product, in, w_.x.get(), c_.hidden, true, step_.adapted);
             barrier();
             return;
         }
-        multiply(product, in, w_.y.get(), c_.hidden, false);
+        multiply(product, in, w_.y.get(), c_.hidden, false, step_.adapted);
         barrier();
         for (int t = mine(step_.tokens, thread_); t < mine(step_.tokens, thread_ + 1); t++) {
             float *x = w_.x.get() + static_cast<size_t>(t) * c_.hidden, *y = w_.y.get() + static_cast<size_t>(t) * c_.hidden;
@@ -146,13 +176,15 @@ private:
         barrier();
     }
 
-    // The inputs of a product: normed when a norm is given, quantized when the product needs it.
+    // The inputs of a product: normed when a norm is given, quantized when the product needs it, and reduced by the
+    // adapters that update it.
     Activations prepare(const float* source, const Norm* before, int cols, const Product& product) {
-        return prepare_tokens(source, before, cols, is_quantized(product), step_.tokens);
+        return prepare_tokens(source, before, cols, product, step_.tokens, step_.adapted);
     }
 
-    Activations prepare_tokens(const float* source, const Norm* before, int cols, bool quantized, int tokens) {
-        const bool alone = tokens == 1;
+    Activations prepare_tokens(const float* source, const Norm* before, int cols, const Product& product, int tokens,
+                               const std::vector<AdapterRun>& runs) {
+        const bool alone = tokens == 1, quantized = is_quantized(product), reduces = has_updates(product, runs);
         InputBuffers& buffers = alone ? w_.own[thread_] : w_.shared;
         const int t0 = alone ? 0 : mine(tokens, thread_), t1 = alone ? 1 : mine(tokens, thread_ + 1);
         if (before) {
@@ -162,20 +194,55 @@ private:
         }
         const Activations view = buffers.view(source, tokens, cols);
         if (quantized) ops_.quantize_activations(source, view, t0, t1);
-        if (!alone && (before || quantized)) barrier();
+        if (reduces) reduce(product, view, t0, t1, runs);
+        if (!alone && (before || quantized || reduces)) barrier();
         return view;
     }
 
-    // This thread's share of y (+)= W · in + bias.
-    void multiply(const Product& product, const Activations& in, float* y, int y_stride, bool add) {
+    const Reduced& reduced_of(int tokens) const { return tokens == 1 ? w_.own_reduced[thread_] : w_.reduced; }
+
+    // A x of the runs' tokens among [t0, t1), of every part that they update.
+    void reduce(const Product& product, const Activations& in, int t0, int t1, const std::vector<AdapterRun>& runs) {
+        const Reduced& reduced = reduced_of(in.tokens);
+        for (const AdapterRun& run : runs) {
+            const std::vector<LowRank>* updates = updates_of(product, run);
+            const int first = std::max(t0, run.begin), last = std::min(t1, run.end);
+            if (!updates || first >= last) continue;
+            for (size_t part = 0; part < updates->size(); part++) {
+                const Matrix& a = (*updates)[part].a;
+                if (a.rows == 0) continue;
+                float* rows = reduced.rows(run, static_cast<int>(part), a.rows, d_.most_rank);
+                ops_.matmul(a, in, first, last, 0, a.panel_count(), rows, a.rows, nullptr, false);
+            }
+        }
+    }
+
+    // This thread's share of y (+)= W · in + bias, updates included.
+    void multiply(const Product& product, const Activations& in, float* y, int y_stride, bool add,
+                  const std::vector<AdapterRun>& runs) {
         const int all = panels_of(product), lo = mine(all, thread_), hi = mine(all, thread_ + 1);
         int first_panel = 0, first_row = 0;
-        for (const Matrix& part : product.parts) {
+        for (size_t i = 0; i < product.parts.size(); i++) {
+            const Matrix& part = product.parts[i];
             const int p0 = std::max(lo - first_panel, 0), p1 = std::min(hi - first_panel, part.panel_count());
             const float* bias = product.bias ? product.bias + first_row : nullptr;
-            if (p0 < p1) ops_.matmul(part, in, 0, in.tokens, p0, p1, y + first_row, y_stride, bias, add);
+            if (p0 < p1) multiply_part(product, static_cast<int>(i), in, p0, p1, y + first_row, y_stride, bias, add, runs);
             first_panel += part.panel_count();
             first_row += part.rows;
+        }
+    }
+
+    // Panels [p0, p1) of one part, for all tokens.
+    void multiply_part(const Product& product, int part, const Activations& in, int p0, int p1, float* y, int y_stride,
+                       const float* bias, bool add, const std::vector<AdapterRun>& runs) {
+        ops_.matmul(product.parts[part], in, 0, in.tokens, p0, p1, y, y_stride, bias, add);
+        for (const AdapterRun& run : runs) {
+            const std::vector<LowRank>* updates = updates_of(product, run);
+            if (!updates || (*updates)[part].b.rows == 0) continue;
+            const Matrix& b = (*updates)[part].b;
+            const float* rows = reduced_of(in.tokens).rows(run, part, b.cols, d_.most_rank);
+            const Activations low{in.tokens, b.cols, rows, nullptr, nullptr, nullptr};
+            ops_.matmul(b, low, run.begin, run.end, p0, p1, y, y_stride, nullptr, true);
         }
     }
 
@@ -339,9 +406,10 @@ private:
             std::memcpy(w_.y.get() + static_cast<size_t>(i) * C, w_.x.get() + static_cast<size_t>(step_.wanted_tokens[i]) * C,
                         C * sizeof(float));
         barrier();
-        const Activations in = prepare_tokens(w_.y.get(), &d_.final_norm, C, is_quantized(d_.head), wanted);
+        const std::vector<AdapterRun>& runs = step_.adapted_wanted;
+        const Activations in = prepare_tokens(w_.y.get(), &d_.final_norm, C, d_.head, wanted, runs);
         const int panels = panels_of(d_.head), r0 = mine(panels, thread_) * kPanelRows;
-        multiply(d_.head, in, step_.logits, V, false);
+        multiply(d_.head, in, step_.logits, V, false, runs);
         if (c_.logit_softcap == 0) return;
         const int r1 = std::min(V, mine(panels, thread_ + 1) * kPanelRows);
         for (int i = 0; i < wanted; i++)
@@ -395,6 +463,7 @@ void Decoder::reserve(const Step& step) {
     w.gate.reserve(T * I);
     if (config.gated_mlp) w.up.reserve(T * I);
     w.shared.reserve(static_cast<int>(T), static_cast<int>(widest));
+    if (!step.adapted.empty()) w.reduced.reserve(step.tokens, most_rank);
     w.groups.resize(step.groups);
     w.parts.resize(step.groups);
     int most_parts = 1;
@@ -404,6 +473,7 @@ void Decoder::reserve(const Step& step) {
     const AttentionShape shape{config.heads, config.kv_heads, config.head_dim, 1.0f, 0.0f};
     for (int thread = 0; thread < pool_.threads(); thread++) {
         w.own[thread].reserve(1, static_cast<int>(widest));
+        if (!step.adapted.empty()) w.own_reduced[thread].reserve(1, most_rank);
         w.own_attended[thread].reserve(HD);
         w.own_parts[thread].reserve(static_cast<size_t>(kQueryTile) * share * (config.head_dim + 2) * most_parts);
         w.scratch[thread].reserve(ops_.attend_scratch_bytes(shape, kQueryTile));

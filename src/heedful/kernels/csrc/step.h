@@ -10,10 +10,17 @@
 
 namespace heedful {
 
+// What an adapter adds to one part of a product: B (A x), its scale in B. Both in f32 panels: A (rank, columns of the part),
+// B (rows of the part, rank). No rows: it leaves that part as it is.
+struct LowRank {
+    Matrix a{Format::f32, 0, 0, nullptr}, b{Format::f32, 0, 0, nullptr};
+};
+
 // A matrix in parts that stand one below the other (q, k and v; gate and up) and its bias, or null.
 struct Product {
     std::vector<Matrix> parts;
     const float* bias = nullptr;
+    std::vector<std::vector<LowRank>> updates;  // by adapter, then by part; an adapter that changes no part has none
     int rows() const {
         int sum = 0;
         for (const Matrix& part : parts) sum += part.rows;
@@ -51,6 +58,11 @@ struct DecoderConfig {
     float query_scale = 1.0f, attention_softcap = 0.0f, logit_softcap = 0.0f;
 };
 
+// Tokens, or wanted tokens, [begin, end) that an adapter is for; those of no run are the base's alone.
+struct AdapterRun {
+    int adapter, begin, end;
+};
+
 // What one step computes. Tokens of the chunks lie one after another.
 struct Step {
     int tokens = 0;
@@ -62,6 +74,8 @@ struct Step {
     int wanted = 0;
     const int32_t* wanted_tokens = nullptr;  // (wanted) tokens whose logits are wanted
     float* logits = nullptr;                 // (wanted, vocab)
+    std::vector<AdapterRun> adapted;         // of tokens, without overlaps
+    std::vector<AdapterRun> adapted_wanted;  // of places in wanted_tokens, likewise
 };
 
 // A page of one format to be rewritten as one of another, in all layers of a group. Pages as in KeyRun.
@@ -82,6 +96,7 @@ public:
     std::vector<RopeTable> ropes;
     Norm final_norm;
     Product head;
+    int most_rank = 0;  // of all updates
 
 private:
     struct Workspace;
