@@ -68,8 +68,11 @@ def meaning(ggml_type: Ggml, stored: Array) -> Array:
 def unpack(packed: Array, panel_format: str, rows: int, cols: int) -> Array:
     """float64 (rows rounded up to whole panels, cols) of panels."""
     panels = math.ceil(rows / 8)
-    if panel_format in ("f32", "f16"):
-        lanes = packed.view("<f4" if panel_format == "f32" else "<f2").reshape(panels, cols, 8)
+    if panel_format == "f32":
+        pairs = packed.view("<f4").reshape(panels, math.ceil(cols / 2), 8, 2)
+        return pairs.transpose(0, 2, 1, 3).reshape(panels * 8, -1)[:, :cols].astype(np.float64)
+    if panel_format == "f16":
+        lanes = packed.view("<f2").reshape(panels, cols, 8)
         return lanes.transpose(0, 2, 1).reshape(panels * 8, cols).astype(np.float64)
     blocks = packed.reshape(panels, cols // BLOCK, BLOCK_BYTES[panel_format])
     scales = blocks[:, :, :16].copy().view("<f2").astype(np.float64)
@@ -305,6 +308,19 @@ def test_product_equals_float64(variant: str, case: Case) -> None:
     terms = np.abs(x) @ np.abs(case.weights).T
     y = multiply(case, variant, threads=2)
     assert (np.abs(y - x @ case.weights.T) <= 1e-6 * terms).all()
+
+
+@pytest.mark.parametrize("panel_format", FORMATS)
+@given(rows=st.integers(1, 40), blocks=st.integers(1, 6), tokens=st.integers(1, 30), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_vector_variants_and_tile_shapes_agree_to_the_bit(
+    panel_format: str, rows: int, blocks: int, tokens: int, seed: int
+) -> None:
+    case = make_case(panel_format, rows, blocks * BLOCK, tokens, seed)
+    found = [multiply(case, variant) for variant in VARIANTS[1:]]
+    for y in found:
+        np.testing.assert_array_equal(y, found[0])
+        np.testing.assert_array_equal(y[-1:], multiply(case, VARIANTS[1], case.x[-1:]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -11,12 +11,17 @@
 // A row of a token is one chain of float operations in the order of columns, whatever tile it is computed in: so it is
 // the same to the bit for any T, token range and panel range.
 //
-// A tile is 8 rows (a panel, a lane each) × up to 6 tokens. T = 1 is a tile of one: bound by memory, panels streaming.
+// A tile is 8 rows (a panel, a lane each) × up to 6 tokens; f32 has tiles of its own (float_tiles.h), and so have more than
+// two tokens where there is AVX-512 (wide_tiles.h). T = 1 is a tile of one: bound by memory, panels streaming.
 // For more, tokens go in blocks that fit the L2 cache with their scales, and each panel visits a whole block.
 //
 // Measured on SmolLM2-135M's layers (66 MB of w4, 212 MFLOP a token), Zen 4 VM with 2 cores, AVX2, others idle:
 //   T = 1, 2 threads: 1.45 ms = 46 GB/s; 1 thread: 2.4 ms = 27 GB/s. Head of 30 MB w8: 0.47 ms (it fits the L3 cache).
 //   T = 2, 4, 8: 1.6, 2.5, 5.0 ms. T = 512: 304 ms = 357 GOP/s; a thread alone w4 200, w8 119, f16 92, f32 88 GOP/s.
+// 96 tokens × MiniLM's matrices (384 and 1,536 columns) from the L3 cache, one thread of a Xeon with AVX-512 at about 3 GHz,
+// GOP/s of its own processor time, others busy: f32 AVX2 78, with AVX-512 135..155 (MKL, through PyTorch, 120..160);
+//   256-bit VNNI w6 195, w8 125, w4 198; two panels to a 512-bit vector: 283, 273, 286, bound by loads, as every token's
+//   pointer came from memory; pointers to every fourth token, in registers: w6 325, w8 330, w4 310. Without AVX-512: 157, 97.
 //   Portable (SSE2), 1 thread: T = 1 24 ms, T = 32 23 GOP/s; w8 17..22, f32 16, f16 6 (a conversion in software).
 // Tried:
 //   w6, 1 thread of a Zen 3 VM, GOP/s of its own processor time: tiles of 5 tokens 147, of 6 127 (a register too many),
@@ -28,12 +33,17 @@
 //     of f16, is slower than the memory.
 //   portable with int8 products and nibbles taken one by one: 2-3 times slower; floats, tokens in the inner loop: 2-4.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
+#include <vector>
 
+#include "float_tiles.h"
 #include "half.h"
 #include "ops.h"
 #include "variant.h"
+#include "wide_tiles.h"
 
 namespace heedful::HEEDFUL_VARIANT {
 namespace {
@@ -43,7 +53,7 @@ constexpr float kSmallestAbsMax = 1e-30f;      // a block with less counts as ze
 
 size_t panel_bytes(const Matrix& w) {
     switch (w.format) {
-        case Format::f32: return size_t(w.cols) * kPanelRows * 4;
+        case Format::f32: return size_t(w.cols + w.cols % 2) * kPanelRows * 4;
         case Format::f16: return size_t(w.cols) * kPanelRows * 2;
         case Format::w4: return size_t(w.cols / kBlock) * kW4Bytes;
         case Format::w8: return size_t(w.cols / kBlock) * kW8Bytes;
@@ -74,6 +84,25 @@ struct Target {
     bool add;
 };
 
+// All results: (T, R) with a stride, added to or not.
+struct Result {
+    float* y;
+    int stride;
+    const float* bias;
+    bool add;
+    Target of(const Matrix& w, int p, int t) const {
+        const int row = p * kPanelRows;
+        return {y + size_t(t) * stride + row, stride, std::min(kPanelRows, w.rows - row),
+                bias != nullptr ? bias + row : nullptr, add};
+    }
+};
+
+// How many of `left` tokens the next tile of at most `most` takes, so that all tiles are of nearly equal size.
+int even_share(int left, int most) {
+    const int tiles = (left + most - 1) / most;
+    return (left + tiles - 1) / tiles;
+}
+
 void store_rows(const float* sums, const Target& target, int n) {
     float* y = target.y + size_t(n) * target.stride;
     for (int r = 0; r < target.rows; r++) {
@@ -86,9 +115,6 @@ void store_rows(const float* sums, const Target& target, int n) {
 
 constexpr int kTileTokens = 6;  // at most
 constexpr int kPrefetchBytes = 1280;
-
-// Loops over a tile's tokens must be unrolled before anything else, or their accumulators live in memory.
-#define HEEDFUL_UNROLL _Pragma("GCC unroll 8")
 
 // Keeps the compiler from computing all products of a block first and adding later, which would spill every register.
 void add_now(__m256i& sum) { asm("" : "+x"(sum)); }
@@ -105,7 +131,7 @@ __m256i broadcast_four(const int8_t* codes) {
     return _mm256_set1_epi32(four);
 }
 
-int tile_tokens(Format format) { return format == Format::w6 ? 5 : kTileTokens; }
+int tile_tokens(Format format) { return format == Format::f32 ? kFloatTokens : format == Format::w6 ? 5 : kTileTokens; }
 
 void prefetch(const uint8_t* at, int bytes) {
     const char* ahead = reinterpret_cast<const char*>(at + kPrefetchBytes);
@@ -243,20 +269,14 @@ void tile_w6(const uint8_t* panel, int cols, const Token* tokens, const Target& 
     for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
 }
 
-template <Format F>
-__m256 load_column(const uint8_t* panel, int c) {
-    if constexpr (F == Format::f16) return load_halves(panel + size_t(c) * 16);
-    else return _mm256_loadu_ps(reinterpret_cast<const float*>(panel + size_t(c) * 32));
-}
-
-template <Format F, int N>
-void tile_floats(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
+template <int N>
+void tile_f16(const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
     __m256 even[N], odd[N];
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) even[n] = odd[n] = _mm256_setzero_ps();
     for (int c = 0; c + 1 < cols; c += 2) {
-        prefetch(panel + size_t(c) * (F == Format::f16 ? 16 : 32), 64);
-        const __m256 first = load_column<F>(panel, c), second = load_column<F>(panel, c + 1);
+        prefetch(panel + size_t(c) * 16, 64);
+        const __m256 first = load_halves(panel + size_t(c) * 16), second = load_halves(panel + size_t(c + 1) * 16);
         HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) {
             even[n] = _mm256_fmadd_ps(first, _mm256_broadcast_ss(tokens[n].f32 + c), even[n]);
@@ -266,7 +286,7 @@ void tile_floats(const uint8_t* panel, int cols, const Token* tokens, const Targ
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) {
         if (cols % 2 != 0) {
-            const __m256 last = load_column<F>(panel, cols - 1);
+            const __m256 last = load_halves(panel + size_t(cols - 1) * 16);
             even[n] = _mm256_fmadd_ps(last, _mm256_broadcast_ss(tokens[n].f32 + cols - 1), even[n]);
         }
         store_tile_row(_mm256_add_ps(even[n], odd[n]), target, n);
@@ -276,8 +296,8 @@ void tile_floats(const uint8_t* panel, int cols, const Token* tokens, const Targ
 template <int N>
 void tile_of(Format format, const uint8_t* panel, int cols, const Token* tokens, const Target& target) {
     switch (format) {
-        case Format::f32: return tile_floats<Format::f32, N>(panel, cols, tokens, target);
-        case Format::f16: return tile_floats<Format::f16, N>(panel, cols, tokens, target);
+        case Format::f32: return;  // see float_tiles.h
+        case Format::f16: return tile_f16<N>(panel, cols, tokens, target);
         case Format::w4: return tile_w4<N>(panel, cols, tokens, target);
         case Format::w8: return tile_w8<N>(panel, cols, tokens, target);
         case Format::w6: return tile_w6<N>(panel, cols, tokens, target);
@@ -294,6 +314,89 @@ void tile(Format format, const uint8_t* panel, int cols, const Token* tokens, in
         default: return tile_of<6>(format, panel, cols, tokens, target);
     }
 }
+
+template <int P, int N>
+void tile_f32(const Matrix& w, int p, const Activations& x, int t, const Result& y) {
+    const size_t panel_floats = panel_bytes(w) / sizeof(float);
+    const float* panels = reinterpret_cast<const float*>(w.panels) + p * panel_floats;
+    __m256 sums[P][N];
+    sum_float_tile(panels, panel_floats, w.cols, x.f32 + size_t(t) * w.cols, sums);
+    for (int i = 0; i < P; i++) {
+        const Target target = y.of(w, p + i, t);
+        HEEDFUL_UNROLL
+        for (int n = 0; n < N; n++) store_tile_row(sums[i][n], target, n);
+    }
+}
+
+using FloatTile = void (*)(const Matrix& w, int p, const Activations& x, int t, const Result& y);
+template <int P, int... N>
+constexpr std::array<FloatTile, sizeof...(N)> float_tiles(std::integer_sequence<int, N...>) {
+    return {tile_f32<P, N + 1>...};
+}
+constexpr auto kFloatTiles1 = float_tiles<1>(std::make_integer_sequence<int, kFloatTokens>());
+constexpr auto kFloatTiles2 = float_tiles<kFloatPanels>(std::make_integer_sequence<int, kFloatTokens>());
+
+// Panels [p0, p1) × tokens [t0, t1), which fit a cache.
+void multiply_floats(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, const Result& y) {
+    for (int p = p0; p < p1;) {
+        const int panels = p + kFloatPanels <= p1 ? kFloatPanels : 1;
+        const auto& tiles = panels > 1 ? kFloatTiles2 : kFloatTiles1;
+        for (int t = t0, count; t < t1; t += count) {
+            count = even_share(t1 - t, kFloatTokens);
+            tiles[count - 1](w, p, x, t, y);
+        }
+        p += panels;
+    }
+}
+
+#if HEEDFUL_VNNI
+
+template <Format F, int N>
+void tile_wide(const Matrix& w, int p, const WideInput& x, int t, const Result& y) {
+    const size_t bytes = panel_bytes(w);
+    __m512 sums[N];
+    sum_wide_tile<F>(w.panels + p * bytes, bytes, int(bytes / x.blocks), x, sums);
+    for (int i = 0; i < 2; i++) {
+        const Target target = y.of(w, p + i, t);
+        HEEDFUL_UNROLL
+        for (int n = 0; n < N; n++) {
+            const __m512d both = _mm512_castps_pd(sums[n]);
+            const __m256d rows = i == 0 ? _mm512_extractf64x4_pd(both, 0) : _mm512_extractf64x4_pd(both, 1);
+            store_tile_row(_mm256_castpd_ps(rows), target, n);
+        }
+    }
+}
+
+using WideTile = void (*)(const Matrix& w, int p, const WideInput& x, int t, const Result& y);
+template <Format F, int... N>
+constexpr std::array<WideTile, sizeof...(N)> wide_tiles(std::integer_sequence<int, N...>) {
+    return {tile_wide<F, N + 1>...};
+}
+constexpr auto kWideCounts = std::make_integer_sequence<int, kWideTokens>();
+constexpr auto kWideW4 = wide_tiles<Format::w4>(kWideCounts);
+constexpr auto kWideW6 = wide_tiles<Format::w6>(kWideCounts);
+constexpr auto kWideW8 = wide_tiles<Format::w8>(kWideCounts);
+
+// Fewer are bound by memory, and one panel after the other is one stream.
+constexpr int kLeastWideTokens = 3;
+
+// Panels [p0, p1), an even number, × tokens [t0, t1), which fit a cache.
+void multiply_wide(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, const Result& y) {
+    const auto& tiles = w.format == Format::w4 ? kWideW4 : w.format == Format::w6 ? kWideW6 : kWideW8;
+    const size_t blocks = w.cols / kBlock;
+    std::vector<int32_t> starts(w.format == Format::w8 ? (t1 - t0) * blocks : 0);
+    for (size_t i = 0; i < starts.size(); i++) starts[i] = w8_start(x.codes + (t0 * blocks + i) * kBlock);
+    for (int p = p0; p < p1; p += 2) {
+        for (int t = t0, count; t < t1; t += count) {
+            count = even_share(t1 - t, kWideTokens);
+            const Token token = token_of(w.format, x, t);
+            tiles[count - 1](w, p, {token.codes, token.scales, token.scaled_sums, starts.data() + (t - t0) * blocks, blocks},
+                             t, y);
+        }
+    }
+}
+
+#endif
 
 // Largest magnitude of 32 floats. NaN is ignored or not, as it falls.
 float abs_max(const float* x) {
@@ -394,8 +497,9 @@ void tile_integers(Format format, const uint8_t* panel, int cols, const Token* t
 }
 
 void load_column(Format format, const uint8_t* panel, int c, float* weights) {
-    if (format == Format::f32) {
-        std::memcpy(weights, panel + size_t(c) * kPanelRows * 4, kPanelRows * 4);
+    if (format == Format::f32) {  // pairs of columns
+        const uint8_t* pair = panel + size_t(c / 2) * kPanelRows * 8 + c % 2 * 4;
+        for (int r = 0; r < kPanelRows; r++) std::memcpy(weights + r, pair + r * 8, 4);
         return;
     }
     for (int r = 0; r < kPanelRows; r++) weights[r] = load_half(panel + (size_t(c) * kPanelRows + r) * 2);
@@ -446,17 +550,26 @@ int block_tokens(const Matrix& w) {
     return std::max(tile, (96 << 10) / std::max(1, token_bytes) / tile * tile);
 }
 
-// Tokens [t0, t1) as tiles of nearly equal size.
-void panel_times_block(const Matrix& w, const uint8_t* panel, const Activations& x, int t0, int t1, Target target) {
-    float* y = target.y;
-    const int most = tile_tokens(w.format);
-    for (int t = t0; t < t1;) {
-        const int tiles = (t1 - t + most - 1) / most, count = (t1 - t + tiles - 1) / tiles;
-        Token tokens[kTileTokens];
-        for (int n = 0; n < count; n++) tokens[n] = token_of(w.format, x, t + n);
-        target.y = y + size_t(t) * target.stride;
-        tile(w.format, panel, w.cols, tokens, count, target);
-        t += count;
+// Panels [p0, p1) × tokens [t0, t1), which fit a cache.
+void multiply_block(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, const Result& y) {
+#if HEEDFUL_AVX2
+    if (w.format == Format::f32) return multiply_floats(w, x, t0, t1, p0, p1, y);
+#endif
+#if HEEDFUL_VNNI
+    if (has_integers(w.format) && t1 - t0 >= kLeastWideTokens) {
+        const int wide = p0 + (p1 - p0) / 2 * 2;
+        multiply_wide(w, x, t0, t1, p0, wide, y);
+        p0 = wide;
+    }
+#endif
+    const size_t bytes = panel_bytes(w);
+    for (int p = p0; p < p1; p++) {
+        for (int t = t0, count; t < t1; t += count) {
+            count = even_share(t1 - t, tile_tokens(w.format));
+            Token tokens[kTileTokens];
+            for (int n = 0; n < count; n++) tokens[n] = token_of(w.format, x, t + n);
+            tile(w.format, w.panels + p * bytes, w.cols, tokens, count, y.of(w, p, t));
+        }
     }
 }
 
@@ -475,16 +588,8 @@ void quantize_activations(const float* x, const Activations& out, int t0, int t1
 
 void matmul(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, float* y, int y_stride,
             const float* bias, bool add) {
-    const size_t bytes = panel_bytes(w);
     const int step = block_tokens(w);
-    for (int t = t0; t < t1; t += step) {
-        for (int p = p0; p < p1; p++) {
-            const int row = p * kPanelRows;
-            const Target target = {y + row, y_stride, std::min(kPanelRows, w.rows - row),
-                                   bias != nullptr ? bias + row : nullptr, add};
-            panel_times_block(w, w.panels + p * bytes, x, t, std::min(t1, t + step), target);
-        }
-    }
+    for (int t = t0; t < t1; t += step) multiply_block(w, x, t, std::min(t1, t + step), p0, p1, {y, y_stride, bias, add});
 }
 
 }  // namespace heedful::HEEDFUL_VARIANT

@@ -18,7 +18,7 @@ constexpr int kMaxHeadDim = 256;
 // ---- matmul.cpp ------------------------------------------------------------------------------------------------
 
 enum class Format : int {
-    f32 = 0,  // panel: [C][8 rows] float
+    f32 = 0,  // panel: [C / 2][8 rows][2 columns] float, with a zero column at the end where C is odd
     f16 = 1,  // panel: [C][8 rows] half
     w4 = 2,   // panel: per 32 columns 160 bytes: half scale[8], half min[8], 4 vectors of 32 bytes (see matmul.cpp)
     w8 = 3,   // panel: per 32 columns 272 bytes: half scale[8], 8 vectors of 32 bytes

@@ -323,10 +323,13 @@ void pack_floats(const StoredType& type, const uint8_t* row, Format format, int 
         const int count = std::min(kBlock, cols - c);
         read_floats(type, row, c / kBlock, count, weights);
         for (int i = 0; i < count; i++) {
-            const size_t lane = size_t(c + i) * kPanelRows + r;
+            const int column = c + i;
+            if (format == Format::f32) {
+                std::memcpy(panel + (size_t(column / 2) * kPanelRows * 2 + r * 2 + column % 2) * 4, &weights[i], 4);
+                continue;
+            }
             const uint16_t half = half_of_float(weights[i]);
-            if (format == Format::f32) std::memcpy(panel + lane * 4, &weights[i], 4);
-            else std::memcpy(panel + lane * 2, &half, 2);
+            std::memcpy(panel + (size_t(column) * kPanelRows + r) * 2, &half, 2);
         }
     }
 }
@@ -336,7 +339,7 @@ void pack_floats(const StoredType& type, const uint8_t* row, Format format, int 
 size_t packed_bytes(Format format, int rows, int cols) {
     const size_t panels = size_t(rows + kPanelRows - 1) / kPanelRows, columns = size_t(cols);
     switch (format) {
-        case Format::f32: return panels * columns * kPanelRows * 4;
+        case Format::f32: return panels * (columns + columns % 2) * kPanelRows * 4;
         case Format::f16: return panels * columns * kPanelRows * 2;
         case Format::w4: return panels * (columns / kBlock) * 160;
         case Format::w8: return panels * (columns / kBlock) * 272;
@@ -364,7 +367,7 @@ void pack(int ggml_type, const uint8_t* stored, Format format, int rows, int col
     for (int p = p0; p < p1; p++) {
         uint8_t* panel = panels + p * panel_bytes;
         const int panel_rows = std::min(kPanelRows, rows - p * kPanelRows);
-        if (panel_rows < kPanelRows) std::memset(panel, 0, panel_bytes);
+        if (panel_rows < kPanelRows || cols % 2 != 0) std::memset(panel, 0, panel_bytes);
         for (int r = 0; r < panel_rows; r++) {
             const uint8_t* row = stored + size_t(p * kPanelRows + r) * row_bytes;
             if (integers) pack_integers(type, row, format, cols, r, panel);

@@ -8,7 +8,15 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HEEDFUL_AVX2 1
+#if defined(__GNUC__) && !defined(__clang__)  // GCC 12 warns of the undefined vectors that its own header starts from
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 #else
 #define HEEDFUL_AVX2 0
 #endif
