@@ -158,6 +158,7 @@ def test_a_row_that_is_too_long_is_left_out(
         (None, ["-m", "jev"], "jev sends probabilities, and no logits"),
         (None, ["-m", "nobody"], "no model is called 'nobody'"),
         (None, ["--out", "/dev/null/c.json"], "--out: /dev/null/c.json cannot be written"),
+        (None, ["--out", "-"], "--out: must be a file"),
     ],
 )  # fmt: skip
 def test_wrong_things_are_named(

@@ -61,6 +61,9 @@ def decide(model: str, *arguments: Any) -> int:
 def test_a_line_of_answers_for_each_row(model: str, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert decide(model, "--batch", batch, *NOUL) == 0
     done = capsys.readouterr()
+    assert decide(model, "--batch", batch, *NOUL, "--out", "-") == 0
+    again = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["asked"] for line in again] == [json.loads(line)["asked"] for line in done.out.splitlines()]
     found = [json.loads(line) for line in done.out.splitlines()]
     assert [line["id"] for line in found] == [1, "a", 7]
     decider = Likelihood(LLM(model))

@@ -152,4 +152,5 @@ def test_a_receipt_is_the_sum_of_its_parts() -> None:
     assert found["energy"] == {"joules": 4.5, "low": 3.0, "high": 6.0, "source": "estimated"}
     assert found["seconds"] == {"total": 0.25}
     assert receipt.line().startswith("2 questions in 3 sequences · 300 in (128 cached) · 30 visits of 75 dense")
+    assert decision_receipt("m", 1, [PART], seconds=0.0).line().startswith("1 question in 1 sequence · ")
     assert decision_receipt("m", 1, [], seconds=0.0).to_dict()["visits"]["dense"] == 0

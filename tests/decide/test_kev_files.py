@@ -16,6 +16,7 @@ from kev_cases import ATTENTION, GOLDEN, kev_of
 from safetensors.torch import load_file, save_file
 
 from heedful.decide.kev import Kev
+from heedful.decide.load import find_decider, load_decider
 from heedful.decide.question import Noul
 from heedful.errors import FileFormatError, HeedfulError, SourceError, UnsupportedModel
 from heedful.testing import make_tiny_model
@@ -42,6 +43,16 @@ def test_the_base_may_lie_inside_or_be_given(folder: Path, tmp_path: Path) -> No
     (folder / "tokenizer.json").unlink()  # the base's own will do
     (folder / "training_config.json").unlink()
     assert load_small(folder).logits("state", question) == expected
+
+
+def test_a_calibration_is_of_the_adapter_on_its_base(folder: Path, tmp_path: Path) -> None:
+    beside = find_decider(str(folder)).sha256()
+    outside = Path(shutil.move(folder.parent / "base", tmp_path / "elsewhere"))
+    assert find_decider(str(folder), str(outside)).sha256() == beside
+    assert isinstance(load_decider(str(folder), base=str(outside), threads=1), Kev)
+    card = json.loads((outside / "config.json").read_text())
+    (outside / "config.json").write_text(json.dumps({**card, "rope_theta": 1.0}))
+    assert find_decider(str(folder), str(outside)).sha256() != beside
 
 
 def test_a_head_in_safetensors_will_do(folder: Path) -> None:

@@ -116,6 +116,7 @@ def test_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gliclass", {"orders": 1}, "orders", "a GLiClass model"),
         ("classifier", {"orders": 1}, "orders", "a sequence classifier"),
         ("likelihood", {"truncate": True}, "truncate", "a chat model"),
+        ("likelihood", {"base": "smollm2"}, "base", "a chat model"),
     ],
 )
 def test_options_that_mean_nothing(name: str, options: dict[str, Any], field: str, words: str, tmp_path: Path) -> None:

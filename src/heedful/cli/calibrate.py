@@ -45,6 +45,8 @@ def calibrate(
     """Fit temperatures so that probabilities come true: of the answers given .8, eight in ten are right."""
     from heedful.decide.load import default_decider, find_decider
 
+    if str(out) == "-":
+        raise BadParameter("--out", "must be a file", "--json prints the calibration.")
     if not 0 < error < 1:
         raise BadParameter("--error", "must be more than 0 and less than 1")
     fitting, held_out = _split(_labelled(data, "--data"), validate)

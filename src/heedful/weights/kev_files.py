@@ -40,7 +40,7 @@ def load_kev(name: str, *, base: str | None = None, accept_licence: bool = False
     if not folder.is_dir():
         raise SourceError(f"{folder} is a file", f"A Kev is a folder that holds {CONFIG_NAME}.")
     settings = read_json(folder / CONFIG_NAME)
-    training = read_json(folder / TRAINING_NAME) if (folder / TRAINING_NAME).exists() else {}
+    training = _training(folder)
     loaded = load(base or _base_of(folder, settings, training), accept_licence=accept_licence)
     own_tokenizer = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(own_tokenizer) if own_tokenizer.exists() else loaded.tokenizer
@@ -50,6 +50,15 @@ def load_kev(name: str, *, base: str | None = None, accept_licence: bool = False
             "Adapter and base do not belong together.",
         )
     return LoadedKev(folder, loaded, tokenizer, read_lora(folder, loaded.config), training)
+
+
+def base_of(folder: Path, base: str | None = None) -> str:
+    """The model that the Kev in `folder` stands on, as load_kev() finds it. Raises as that does."""
+    return base or _base_of(folder, read_json(folder / CONFIG_NAME), _training(folder))
+
+
+def _training(folder: Path) -> Mapping[str, Any]:
+    return read_json(folder / TRAINING_NAME) if (folder / TRAINING_NAME).exists() else {}
 
 
 def _base_of(folder: Path, settings: Mapping[str, Any], training: Mapping[str, Any]) -> str:
