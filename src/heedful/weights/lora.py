@@ -45,6 +45,7 @@ _PREFIX = "base_model.model."
 _FLOATS = ("F32", "F16", "BF16", "F64")
 MOST_RANK, MOST_ALPHA = 1 << 20, 1 << 30
 _ANOTHER_BASE = "Adapter and base do not belong together."
+_COPY = "It is a copy of the base's matrix: save the adapter with save_embedding_layers=False."
 _REMEDY = "Merge the adapter with the tool that made it, and give the merged model."
 
 
@@ -175,7 +176,8 @@ def _pairs(stored: Mapping[str, StoredTensor]) -> dict[str, tuple[StoredTensor, 
     for name, tensor in stored.items():
         found = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_(A|B)\.weight", name)
         if found is None:
-            raise UnsupportedModel(f"the adapter has a tensor {brief(name)}, which is no LoRA matrix", _REMEDY)
+            remedy = _COPY if name.endswith(".base_layer.weight") else _REMEDY
+            raise UnsupportedModel(f"the adapter has a tensor {brief(name)}, which is no LoRA matrix", remedy)
         if tensor.format_name not in _FLOATS:
             raise UnsupportedModel(f"{name} is stored as {tensor.format_name}", f"Read are {', '.join(_FLOATS)}.")
         sides.setdefault(found[1], {})[found[2]] = tensor
