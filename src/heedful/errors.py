@@ -4,7 +4,8 @@ HeedfulError
 ├── UsageError                  the caller's request cannot be carried out as asked
 │   ├── BadParameter            one named field has a value that is not allowed
 │   ├── ContextOverflow         prompt longer than the model's context; both numbers are in it
-│   └── TemplateError           the chat template refuses these messages, or takes too long
+│   ├── TemplateError           the chat template refuses these messages, or takes too long
+│   └── PolicyError             a router's policy file says something that cannot be meant; names the place
 ├── SourceError                 a model cannot be found or fetched
 │   ├── UnknownModel            no such alias or path; carries the nearest names
 │   ├── LicenceNotAccepted      the model has terms that must be agreed to before it is fetched; carries them
@@ -17,12 +18,21 @@ HeedfulError
 │   ├── SafetensorsError
 │   └── TokenizerError
 ├── UnsupportedModel            well-formed, but nothing here runs it
+├── CannotExport                a file format has no place for something that the model has
 ├── BadLogits                   the model computed no usable numbers
 ├── TrainingDiverged            loss or gradients are no numbers any more; names the batch
 ├── CacheFull                   the KV pages do not fit in memory
 ├── QueueFull                   too many requests wait already
 ├── EngineStopped               the server is going down
-└── HistoryError                the file of past chats cannot be read or written
+├── TargetFailed                what a router sent a request to did not answer; names it, and HTTP's status
+├── HistoryError                the file of past chats cannot be read or written
+└── McpError                    something about tools that are reached over MCP
+    ├── McpConfigError          the file that names the servers is wrong; names file, server and field
+    ├── McpNotApproved          a command or tool that nobody has agreed to yet, or that has changed since
+    ├── McpServerDown           a server does not start, has ended, or is left alone after too many failures
+    ├── McpTimeout              a call gave no sign of life for too long, or took too long altogether
+    ├── McpUnknownTool          no server offers a tool of this name, or it is not to be used
+    └── McpCallFailed           a server refused a call, or answered what the protocol does not allow
 
 Contract violations inside heedful are `assert`s with the values, not members of this tree.
 """
@@ -64,6 +74,14 @@ class ContextOverflow(UsageError):
 
 class TemplateError(UsageError):
     pass
+
+
+class PolicyError(UsageError):
+    """`where`: the line and the key of a policy file that it is about."""
+
+    def __init__(self, where: str, message: str, remedy: str = "") -> None:
+        self.where = where
+        super().__init__(f"{where}: {message}", remedy)
 
 
 class SourceError(HeedfulError):
@@ -128,6 +146,10 @@ class UnsupportedModel(HeedfulError):
     pass
 
 
+class CannotExport(HeedfulError):
+    pass
+
+
 class CacheFull(HeedfulError):
     pass
 
@@ -142,6 +164,19 @@ class QueueFull(HeedfulError):
 class EngineStopped(HeedfulError):
     def __init__(self) -> None:
         super().__init__("the server is shutting down", "Try again once it is back.")
+
+
+class TargetFailed(HeedfulError):
+    """`status`: what a caller's answer should have; `retry_after`: seconds that the target asked to wait."""
+
+    def __init__(
+        self, target: str, problem: str, remedy: str = "", *, status: int = 502, retry_after: float | None = None
+    ) -> None:
+        self.target = target
+        self.problem = problem
+        self.status = status
+        self.retry_after = retry_after
+        super().__init__(f"target {target} {problem}", remedy)
 
 
 class BadLogits(HeedfulError):
@@ -159,3 +194,48 @@ class TrainingDiverged(HeedfulError):
 
 class HistoryError(HeedfulError):
     pass
+
+
+class McpError(HeedfulError):
+    pass
+
+
+class McpConfigError(McpError):
+    exit_code = 2
+
+
+class McpNotApproved(McpError):
+    pass
+
+
+class McpServerDown(McpError):
+    """`server` is its name in the configuration; `what` is the message without it."""
+
+    def __init__(self, server: str, what: str, remedy: str = "") -> None:
+        self.server = server
+        self.what = what
+        super().__init__(f"MCP server {server!r} {what}", remedy)
+
+
+class McpTimeout(McpError):
+    """`is_idle`: it gave no sign of life for `limit_s`; else it has taken `limit_s` altogether."""
+
+    def __init__(self, server: str, tool: str, limit_s: float, elapsed_s: float, *, is_idle: bool) -> None:
+        self.is_idle = is_idle
+        what = f"gave neither result nor progress for {limit_s:g} s" if is_idle else f"took longer than {limit_s:g} s"
+        super().__init__(
+            f"{tool} of MCP server {server!r} {what} ({elapsed_s:.1f} s since the call); it was cancelled",
+            f"If it needs longer, raise {'idle_timeout_s' if is_idle else 'timeout_s'} under x-heedful of this server.",
+        )
+
+
+class McpUnknownTool(McpError):
+    exit_code = 2
+
+
+class McpCallFailed(McpError):
+    """`code` is JSON-RPC's, where the server gave one."""
+
+    def __init__(self, server: str, tool: str, message: str, code: int | None = None) -> None:
+        self.code = code
+        super().__init__(f"{tool} of MCP server {server!r}: {message}")

@@ -1,0 +1,424 @@
+"""One server: started when it is first needed, started again after it has ended, left alone when it keeps failing.
+
+    stopped → starting → ready → (ended) backoff → starting → …
+                                 after BREAKER_FAILURES in a row: open, for BREAKER_S; then one try
+
+One task owns the SDK's Client, for it must be entered and left in the same task; calls come from any task of the same
+loop. Knows nothing of names, schemas and approvals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from heedful.errors import HeedfulError, McpCallFailed, McpServerDown, McpTimeout
+from heedful.mcp.config import ServerConfig
+from heedful.mcp.sift import MalformedTool, sifted
+from heedful.mcp.stdio import Tail, stdio_transport
+from heedful.mcp.variables import ReadyHttp, Secrets, ready_launch
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import CallToolResult, Tool
+
+START_S = 60.0
+"""A server's longest start, downloads of npx and uvx included."""
+BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 30.0
+"""Doubled with each failure in a row, then multiplied by a random number from 0.5 to 1."""
+BREAKER_FAILURES = 5
+BREAKER_S = 60.0
+MAX_PAGES = 100
+MAX_TOOLS = 5000
+"""Of one server."""
+
+_CONNECTION_CLOSED = -32000
+_SESSION_GONE = (-32600, -32001)  # what HTTP servers answer to a session that they have forgotten
+
+Progress = Callable[[float, float | None, str | None], Awaitable[None] | None]
+"""Called with (done, total if known, message if any)."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How failures are answered. Tests make it short."""
+
+    start_s: float = START_S
+    backoff_first_s: float = BACKOFF_FIRST_S
+    backoff_most_s: float = BACKOFF_MOST_S
+    breaker_failures: int = BREAKER_FAILURES
+    breaker_s: float = BREAKER_S
+
+    def backoff_s(self, failures: int, fraction: float) -> float:
+        """Before the try after so many failures in a row; `fraction` from [0, 1) is the dice."""
+        if failures < 1:
+            return 0.0
+        longest: float = min(self.backoff_most_s, self.backoff_first_s * 2.0 ** min(failures - 1, 60))
+        return longest * (0.5 + 0.5 * fraction)
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    name: str
+    state: str
+    """ "stopped", "starting", "ready", "backoff" or "open" (left alone)."""
+    protocol: str | None
+    """The protocol's revision, while it is ready."""
+    starts: int
+    failures_in_row: int
+    last_failure: str
+    """Why it last ended or did not start, with the last line that it wrote; "" for never."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a server says it offers, all pages."""
+
+    tools: tuple[Tool, ...]
+    malformed: tuple[MalformedTool, ...]
+    """Tools that the protocol does not allow; the others are not worse for them."""
+    ttl_s: float | None
+    """How long it may be believed; None: until the server says otherwise or is started again."""
+
+
+@dataclass
+class _Session:
+    """One life of a server."""
+
+    client: Client
+    lost: asyncio.Event
+    tools_changed: asyncio.Event
+    malformed: list[MalformedTool]
+    """Tools taken out of lists so far."""
+
+
+class Connection:
+    """For one configured server, in one event loop."""
+
+    def __init__(self, config: ServerConfig, patience: Patience | None = None) -> None:
+        self.config = config
+        self._patience = patience or Patience()
+        self._session: _Session | None = None
+        self._starting: asyncio.Task[_Session] | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._calls = asyncio.Semaphore(config.max_concurrency)
+        self._starts = 0
+        self._failures = 0
+        self._failed_at = 0.0
+        self._wait_s = 0.0
+        self._last_failure = ""
+        self._secrets = Secrets()
+        self.tail = Tail(self._secrets)
+        """What the server wrote to stderr."""
+
+    def status(self) -> ServerStatus:
+        session = self._live()
+        if session is not None:
+            state = "ready"
+        elif self._starting is not None:
+            state = "starting"
+        elif self._failures >= self._patience.breaker_failures and self._wait_left() > 0:
+            state = "open"
+        else:
+            state = "backoff" if self._wait_left() > 0 else "stopped"
+        protocol = session.client.protocol_version if session else None
+        return ServerStatus(self.config.name, state, protocol, self._starts, self._failures, self._last_failure)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether what was listed may no longer be so: the server has ended, or has said so."""
+        session = self._live()
+        return session is None or session.tools_changed.is_set()
+
+    async def start(self) -> None:
+        """Raises McpServerDown, McpConfigError."""
+        await self._connected()
+
+    async def listing(self) -> Listing:
+        """All pages of the server's tools. Raises McpServerDown, McpCallFailed."""
+        session = await self._connected()
+        session.tools_changed.clear()
+        session.malformed.clear()
+        tools: list[Tool] = []
+        ttls: list[float] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            async with self._failures_named("tools/list", session):
+                page = await asyncio.wait_for(
+                    session.client.list_tools(cursor=cursor, cache_mode="bypass"), self.config.timeout_s
+                )
+            tools += page.tools
+            if "ttl_ms" in page.model_fields_set and page.ttl_ms is not None:
+                ttls.append(page.ttl_ms / 1000)
+            if page.next_cursor is None or page.next_cursor == cursor:
+                return Listing(tuple(tools), tuple(session.malformed), min(ttls, default=None))
+            if len(tools) > MAX_TOOLS:
+                raise self._refused("tools/list", f"it lists more than {MAX_TOOLS:,} tools")
+            cursor = page.next_cursor
+        raise self._refused("tools/list", f"its list of tools has more than {MAX_PAGES} pages")
+
+    async def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        on_progress: Progress | None = None,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> CallToolResult:
+        """Calls once. Waits for a free place first (that is no idle time). Cancelling the task cancels the call there.
+
+        Raises McpTimeout, McpServerDown (before the call, or in the middle of it), McpCallFailed, McpConfigError.
+        """
+        async with self._calls:
+            session = await self._connected()
+            result = await self._timed(session, tool, arguments, on_progress, timeout_s, idle_timeout_s)
+        self._failures = 0  # only an answer shows that it works
+        return result
+
+    async def _timed(
+        self,
+        session: _Session,
+        tool: str,
+        arguments: dict[str, Any],
+        on_progress: Progress | None,
+        timeout_s: float | None,
+        idle_timeout_s: float | None,
+    ) -> CallToolResult:
+        import anyio
+
+        timeout_s = self.config.timeout_s if timeout_s is None else timeout_s
+        idle_timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+        begun = anyio.current_time()
+        last = begun + timeout_s
+
+        async def progressed(progress: float, total: float | None, message: str | None) -> None:
+            scope.deadline = min(last, anyio.current_time() + idle_timeout_s)
+            if on_progress is not None:
+                waits = on_progress(progress, total, message)
+                if waits is not None:
+                    await waits
+
+        with anyio.move_on_at(min(last, begun + idle_timeout_s)) as scope:
+            async with self._failures_named(tool, session):
+                return await session.client.call_tool(tool, arguments, progress_callback=progressed)
+        is_idle = scope.deadline < last
+        limit_s = idle_timeout_s if is_idle else timeout_s
+        raise McpTimeout(self.config.name, tool, limit_s, anyio.current_time() - begun, is_idle=is_idle)
+
+    async def close(self) -> None:
+        """Ends the server; returns when it is gone."""
+        self._stop.set()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._owner is not None:
+            await asyncio.wait([self._owner])
+
+    # starting
+
+    async def _connected(self) -> _Session:
+        session = self._live()
+        if session is not None:
+            return session
+        if self._stop.is_set():
+            raise McpServerDown(self.config.name, "is not used any more: its manager was closed")
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+            self._starting.add_done_callback(self._has_started)
+        return await asyncio.shield(self._starting)
+
+    def _has_started(self, task: asyncio.Task[_Session]) -> None:
+        self._starting = None
+        if not task.cancelled():
+            task.exception()  # seen: whoever waits gets it, and nobody may
+
+    def _live(self) -> _Session | None:
+        return None if self._session is None or self._session.lost.is_set() else self._session
+
+    def _wait_left(self) -> float:
+        return self._failed_at + self._wait_s - monotonic() if self._failures else 0.0
+
+    async def _start(self) -> _Session:
+        if self._owner is not None:
+            await asyncio.wait([self._owner])  # what is left of its last life
+        if self._failures >= self._patience.breaker_failures and self._wait_left() > 0:
+            raise McpServerDown(
+                self.config.name,
+                f"has failed {self._failures} times in a row and is left alone for {self._wait_left():.0f} s. It "
+                f"{self._last_failure}",
+            )
+        await asyncio.sleep(max(0.0, self._wait_left()))
+        self._starts += 1
+        ready: asyncio.Future[_Session] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._own(ready))
+        try:
+            async with asyncio.timeout(self._patience.start_s):
+                self._session = await asyncio.shield(ready)
+        except BaseException as error:
+            self._owner.cancel()
+            await asyncio.wait([self._owner])
+            if isinstance(error, TimeoutError):
+                error = self._down(f"was not ready within {self._patience.start_s:g} s")
+            if isinstance(error, McpServerDown):
+                self._note_failure(error.what)
+            raise error from None
+        return self._session
+
+    async def _own(self, ready: asyncio.Future[_Session]) -> None:
+        """Holds the client open until the server is lost or not needed any more."""
+        lost = asyncio.Event()
+        try:
+            async with _client(self.config, self._prepared, lost) as session:
+                ready.set_result(session)
+                await _first(lost.wait(), self._stop.wait())
+        except Exception as error:
+            cause = error if isinstance(error, HeedfulError) else self._down(f"does not start: {_reason(error)}")
+            if not ready.done():
+                ready.set_exception(cause)
+                ready.exception()  # the starter may have been cancelled
+        finally:
+            lost.set()
+            if not ready.done():
+                ready.cancel()
+            elif not self._stop.is_set() and not ready.cancelled() and ready.exception() is None:
+                self._note_failure(self._down("has ended").what)
+
+    def _prepared(self, secrets: Secrets) -> Tail:
+        """For a new life of the server."""
+        self._secrets = secrets
+        self.tail = Tail(secrets)
+        return self.tail
+
+    def _note_failure(self, message: str) -> None:
+        self._failures += 1
+        self._failed_at = monotonic()
+        self._last_failure = message
+        if self._failures >= self._patience.breaker_failures:
+            self._wait_s = self._patience.breaker_s
+        else:
+            self._wait_s = self._patience.backoff_s(self._failures, random.random())
+
+    # failures
+
+    def _down(self, what: str) -> McpServerDown:
+        said = self.tail.last_line()
+        message = self._secrets.hidden(what) + (f"; it wrote last: {said}" if said else "")
+        return McpServerDown(self.config.name, message, "Its command and stderr: heedful mcp list --config FILE")
+
+    def _refused(self, tool: str, message: str, code: int | None = None) -> McpCallFailed:
+        return McpCallFailed(self.config.name, tool, self._secrets.hidden(message)[:500], code)
+
+    @asynccontextmanager
+    async def _failures_named(self, tool: str, session: _Session) -> AsyncIterator[None]:
+        """Whatever the SDK raises leaves as an error of ours; a lost connection is marked as such."""
+        from mcp import MCPError
+        from pydantic import ValidationError
+
+        try:
+            yield
+        except TimeoutError:
+            raise self._refused(tool, f"no answer within {self.config.timeout_s:g} s") from None
+        except MCPError as error:
+            if session.lost.is_set() or error.code == _CONNECTION_CLOSED or self._session_is_gone(error):
+                session.lost.set()
+                await asyncio.sleep(0.05)  # for what it wrote last
+                raise self._down(f"has ended during {tool}") from None
+            raise self._refused(tool, error.message, error.code) from None
+        except ValidationError as error:
+            raise self._refused(tool, f"its answer is against the protocol: {_first_fault(error)}") from None
+        except RuntimeError as error:  # structured content that is not what the tool's output schema says
+            raise self._refused(tool, str(error).splitlines()[0]) from None
+        except HeedfulError:
+            raise
+        except Exception as error:
+            if not _is_of_transport(error):
+                raise
+            session.lost.set()
+            raise self._down(f"cannot be reached: {_reason(error)}") from None
+
+    def _session_is_gone(self, error: Any) -> bool:
+        """An HTTP server was started anew and does not know us."""
+        is_http = not hasattr(self.config.launch, "command")
+        return is_http and error.code in _SESSION_GONE and "session" in error.message.lower()
+
+
+@asynccontextmanager
+async def _client(
+    config: ServerConfig, prepare: Callable[[Secrets], Tail], lost: asyncio.Event
+) -> AsyncIterator[_Session]:
+    """An open Client. Raises McpConfigError, OSError and whatever a handshake can end in."""
+    import mcp_types
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    from heedful import __version__
+
+    logging.getLogger("mcp").addHandler(logging.NullHandler())  # what it warns of may have secrets in it
+    ready = ready_launch(config)
+    tail = prepare(ready.secrets)
+    changed = asyncio.Event()
+    malformed: list[MalformedTool] = []
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, mcp_types.ToolListChangedNotification):
+            changed.set()
+
+    info = mcp_types.Implementation(name="heedful", version=__version__)
+    if isinstance(ready, ReadyHttp):
+        import httpx2
+
+        timeout = httpx2.Timeout(30.0, read=config.timeout_s + 30.0)
+        async with httpx2.AsyncClient(headers=dict(ready.headers), timeout=timeout) as http:
+            transport: Any = sifted(streamable_http_client(ready.url, http_client=http), malformed)
+            async with Client(transport, mode="auto", client_info=info, message_handler=on_message) as client:
+                yield _Session(client, lost, changed, malformed)
+        return
+    transport = sifted(stdio_transport(ready, tail, lost.set), malformed)
+    async with Client(transport, mode="auto", client_info=info, message_handler=on_message) as client:
+        yield _Session(client, lost, changed, malformed)
+
+
+async def _first(*awaitables: Awaitable[Any]) -> None:
+    """Returns when one of them has; the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    leaf = _leaf(error)
+    if isinstance(leaf, OSError) and leaf.strerror:
+        return f"{leaf.strerror}{f' ({leaf.filename})' if leaf.filename else ''}"
+    return f"{str(leaf).splitlines()[0][:300] if str(leaf) else type(leaf).__name__}"
+
+
+def _first_fault(error: Any) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, fault['loc']))[:100]}: {fault['msg'][:200]}"
+
+
+def _is_of_transport(error: BaseException) -> bool:
+    import anyio
+    import httpx2
+
+    broken = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, httpx2.TransportError)
+    return isinstance(_leaf(error), broken)
