@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from heedful.weights.gguf_file import read_gguf
-from heedful.weights.quantize import FORMAT_BY_GGML_TYPE, FORMATS, TILE_WEIGHTS, dequantize
+from heedful.weights.quantize import ENCODED, FORMAT_BY_GGML_TYPE, FORMATS, TILE_WEIGHTS, dequantize, quantize
 
 HALF_OFFSETS = {  # where a block has its float16 scale, and minimum
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,),
@@ -184,3 +184,16 @@ def test_tensors_of_a_real_model(model, request):
         by_size = sorted((t for t in tensors if t.format_name == format_name), key=lambda t: t.num_bytes)
         for blocks in (by_size[0].blocks[:1000], by_size[-1].blocks[:1000], by_size[-1].blocks[-1000:]):
             assert same_bits(dequantize(format_name, blocks), judge(format_name, blocks))
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_stored_rows_equal_those_of_the_gguf_package(name: str) -> None:
+    draw = np.random.default_rng(3)
+    values = (draw.normal(size=(300, 512)) * 10.0 ** draw.integers(-6, 4, (300, 512))).astype(np.float32)
+    values[0] = 0
+    values[1, :32] = np.arange(32) / 2  # halves: rounded away from zero
+    values[1, 32:64] = -np.arange(32) * 127 / 62
+    found = quantize(name, values)
+    wanted = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(found, wanted.view(np.uint8).reshape(found.shape))
+    assert quantize(name, values[:0]).shape == (0, found.shape[1])

@@ -24,6 +24,7 @@ VERBS = {
     "calibrate": "calibrate",
     "train": "train",
     "runs": "runs",
+    "export": "export",
     "serve": "serve",
     "cost": "cost",
     "show": "show",

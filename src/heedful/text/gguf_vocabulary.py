@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 
-_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPLIT_BY_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,14 +58,14 @@ class PreTokenizer:
     """Text is composed first. The model's own tokenizer does so; llama.cpp does not."""
 
 
-_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
+_DIGITS = PreTokenizer((r"\p{N}", SPLIT_BY_WORDS))
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), whole_words=True, adds_bos=True)
 _QWEN = PreTokenizer((_QWEN2,), nfc=True)
 PRE_TOKENIZERS = {
     "dbrx": PreTokenizer((_LLAMA3,)),
     "deepseek-r1-qwen": _QWEN,
-    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2": PreTokenizer((_GPT2,)),
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", SPLIT_BY_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": PreTokenizer((SPLIT_BY_WORDS,)),
     "llama-bpe": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
@@ -82,12 +82,12 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = metadata.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise _unsupported("tokenizer.ggml.model", model, ("gpt2", "llama"))
-    tokens = _Tokens.from_metadata(metadata)
+    tokens = GGUFTokens.from_metadata(metadata)
     return _byte_level_vocabulary(tokens) if model == "gpt2" else _sentencepiece_vocabulary(tokens)
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class GGUFTokens:
     """The metadata, with its token texts and types checked."""
 
     metadata: Mapping[str, Any]
@@ -96,7 +96,7 @@ class _Tokens:
     by_type: dict[int, dict[str, int]]
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> _Tokens:
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> GGUFTokens:
         texts = _array(metadata, "tokens", str)
         if _has_surrogates(texts) and _LONE_SURROGATE.search("".join(texts)):
             raise TokenizerError("tokenizer.ggml.tokens has text that no bytes can stand for", _REFETCH)
@@ -165,12 +165,14 @@ class _Tokens:
         )
 
 
-def _byte_level_vocabulary(tokens: _Tokens) -> Vocabulary:
+def _byte_level_vocabulary(tokens: GGUFTokens) -> Vocabulary:
     name = tokens.metadata.get("tokenizer.ggml.pre")
     pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if pre is None:
         raise _unsupported("tokenizer.ggml.pre", name, tuple(PRE_TOKENIZERS))
-    bpe = _byte_level_bpe(tokens, pre)
+    # Control tokens are left out, so that no text can become one. A byte without a token is dropped, as the models were
+    # trained: SmolLM2 lacks eight, such as U+0004.
+    bpe = byte_level_bpe(tokens, pre, tokens.ordinary | tokens.user_defined)
 
     def encode_plain(text: str, at_start: bool) -> list[int]:
         return bpe.encode(text, add_special_tokens=False).ids
@@ -186,18 +188,16 @@ def _byte_level_vocabulary(tokens: _Tokens) -> Vocabulary:
     return tokens.vocabulary(adds_bos=pre.adds_bos, encode_plain=encode_plain, bytes_of=bytes_of, leading_space=False)
 
 
-def _byte_level_bpe(tokens: _Tokens, pre: PreTokenizer) -> ByteLevelBPE:
+def byte_level_bpe(tokens: GGUFTokens, pre: PreTokenizer, ids: Mapping[str, int]) -> ByteLevelBPE:
+    """`ids`: text → id of the tokens that it knows; user-defined ones among them are found wherever they stand."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    # Control tokens are left out, so that no text can become one. A byte without a token is dropped, as the models were
-    # trained: SmolLM2 lacks eight, such as U+0004.
-    ids = tokens.ordinary | tokens.user_defined
     if _has_surrogates(ids):
         ids = {text: token_id for text, token_id in ids.items() if not _ESCAPED_BYTE.search(text)}
-    merges = _array(tokens.metadata, "merges", str)
+    merges = _array(tokens.metadata, "merges", str, may_be_empty=True)  # bytes alone
     pairs = [(left, right) for left, _, right in map(str.partition, merges, repeat(" "))]
     try:
-        bpe = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=pre.whole_words))
+        bpe = Tokenizer(models.BPE(vocab=dict(ids), merges=pairs, ignore_merges=pre.whole_words))
     except Exception:  # it names no merge; looking through all of them takes as long as building does
         _refuse_merges(merges, pairs, ids)
         raise
@@ -227,9 +227,15 @@ def _has_surrogates(texts: Iterable[str]) -> bool:
     return False
 
 
-def _sentencepiece_vocabulary(tokens: _Tokens) -> Vocabulary:
+def token_scores(tokens: GGUFTokens) -> list[float]:
+    """Of a SentencePiece vocabulary, by id."""
     scores = _array(tokens.metadata, "scores", float)
     _same_length("scores", scores, tokens.texts)
+    return scores
+
+
+def _sentencepiece_vocabulary(tokens: GGUFTokens) -> Vocabulary:
+    scores = token_scores(tokens)
     byte_ids = _byte_ids(tokens)
     byte_of_id = {token_id: bytes([byte]) for byte, token_id in enumerate(byte_ids)}
     space_prefix = tokens.flag("add_space_prefix", True)
@@ -254,7 +260,7 @@ def _sentencepiece_vocabulary(tokens: _Tokens) -> Vocabulary:
     )
 
 
-def _byte_ids(tokens: _Tokens) -> list[int]:
+def _byte_ids(tokens: GGUFTokens) -> list[int]:
     """Ids of the tokens <0x00> … <0xFF>."""
     ids = tokens.of_type(BYTE)
     missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in ids]
@@ -267,7 +273,7 @@ def _byte_ids(tokens: _Tokens) -> list[int]:
     return [ids[f"<0x{byte:02X}>"] for byte in range(256)]
 
 
-def _phi3_strippers(tokens: _Tokens) -> frozenset[int]:
+def _phi3_strippers(tokens: GGUFTokens) -> frozenset[int]:
     """Phi-3's control tokens swallow the white space after them; GGUF has no key for that, as llama.cpp notes too."""
     if tokens.metadata.get("general.architecture") != "phi3":
         return frozenset()
@@ -275,12 +281,14 @@ def _phi3_strippers(tokens: _Tokens) -> frozenset[int]:
     return frozenset(i for text, i in control.items() if text not in ("<s>", "<unk>", "<|endoftext|>"))
 
 
-def _array(metadata: Mapping[str, Any], name: str, item_type: type[Any]) -> list[Any]:
+def _array(metadata: Mapping[str, Any], name: str, item_type: type[Any], *, may_be_empty: bool = False) -> list[Any]:
     """A list of `item_type` from key `tokenizer.ggml.<name>`."""
-    values: Any = metadata.get(f"tokenizer.ggml.{name}")
-    if hasattr(values, "tolist"):  # a numpy array
-        values = values.tolist()
-    if not isinstance(values, list) or set(map(type, values)) != {item_type}:
+    found: Any = metadata.get(f"tokenizer.ggml.{name}")
+    if hasattr(found, "tolist"):  # a numpy array
+        found = found.tolist()
+    values: list[Any] = found if isinstance(found, list) else [None]
+    kinds = set(map(type, values))
+    if not (kinds == {item_type} or (may_be_empty and not kinds)):
         raise TokenizerError(f"tokenizer.ggml.{name} is missing or no list of {item_type.__name__}", _REFETCH)
     if item_type is float and not all(map(isfinite, values)):
         raise TokenizerError(f"tokenizer.ggml.{name} has values that are not finite", _REFETCH)

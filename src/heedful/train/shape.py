@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from heedful.errors import BadParameter
+from heedful.models import config_export
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
 from heedful.train.settings import SIZES, ModelSettings, TrainSettings, told
@@ -86,39 +87,6 @@ def model_config(settings: ModelSettings, vocab_size: int) -> ModelConfig:
 
 
 def hf_config(config: ModelConfig, end_id: int) -> dict[str, Any]:
-    """config.json of a `qwen3` (QK-norm) or `llama` model."""
-    assert config.rope is not None, config
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in config.windows]
-    widths = {window for window in config.windows if window is not None}
-    assert len(widths) <= 1, config.windows
-    of_family: dict[str, dict[str, Any]] = {
-        "qwen3": {
-            "use_sliding_window": bool(widths),
-            "sliding_window": max(widths, default=None),
-            "max_window_layers": 0,
-            "layer_types": kinds,
-        },
-        "llama": {"mlp_bias": False},
-    }
-    return {
-        "architectures": [{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[config.family]],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.context_len,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope.theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope.theta},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": config.tied_head,
-        "bos_token_id": end_id,
-        "eos_token_id": end_id,
-        "torch_dtype": "float32",
-        **of_family[config.family],
-    }
+    """config.json of what is trained: float32, and one token that begins and ends a text."""
+    ids = {"bos_token_id": end_id, "eos_token_id": end_id}
+    return {**config_export.hf_config(config), **ids, "dtype": "float32", "torch_dtype": "float32"}

@@ -64,10 +64,16 @@ _QWEN35_LAYER = {
 }
 _HF_TOP = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head", "wte": "embed", "wpe": "position_embed"}
 _HF_TOP["ln_f"] = "norm"
-_TO_HF_LAYER = {ours: theirs for theirs, ours in _HF_LAYER.items()}
+_TO_HF_LAYER = {
+    family: {ours: theirs for theirs, ours in layer.items()}
+    for family, layer in (("gemma3", _GEMMA_LAYER), ("", _HF_LAYER))
+}
 _TO_HF_TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _NOT_TEXT = ("model.visual.", "mtp.")  # Qwen3.5's image tower, and its guesses at further tokens
 _HF_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # saved by old versions, computed here
+
+ROTARY = tuple(f".attn.{part}.{kind}" for part in "qk" for kind in ("weight", "bias"))
+"""Ends of the names of what makes the channels that turn."""
 
 _GGUF_LAYER = {
     "attn_norm": "attn_norm",
@@ -86,6 +92,8 @@ _GGUF_LAYER = {
     "post_ffw_norm": "mlp_post_norm",
 }
 _GGUF_TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
+_TO_GGUF_LAYER = {ours: theirs for theirs, ours in _GGUF_LAYER.items()} | {"mlp.gate_up": "ffn_up"}
+_TO_GGUF_TOP = {ours: theirs for theirs, ours in _GGUF_TOP.items()}
 _GGUF_BUFFERS = ("rope_freqs",)
 
 
@@ -113,12 +121,20 @@ def from_hf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
     return weights
 
 
-def hf_name(name: str) -> str:
-    """What a Llama-like checkpoint calls one of our weights."""
+def hf_name(name: str, family: str = "llama") -> str:
+    """What a checkpoint of a Llama-like family, or of Gemma 3, calls one of our weights."""
     stem, _, kind = name.rpartition(".")
     if found := re.fullmatch(r"layers\.(\d+)\.(.+)", stem):
-        return f"model.layers.{found[1]}.{_TO_HF_LAYER[found[2]]}.{kind}"
+        return f"model.layers.{found[1]}.{_TO_HF_LAYER.get(family, _TO_HF_LAYER[''])[found[2]]}.{kind}"
     return f"{_TO_HF_TOP[stem]}.{kind}"
+
+
+def gguf_name(name: str) -> str:
+    """What a GGUF file calls one of our weights."""
+    stem, _, kind = name.rpartition(".")
+    if found := re.fullmatch(r"layers\.(\d+)\.(.+)", stem):
+        return f"blk.{found[1]}.{_TO_GGUF_LAYER[found[2]]}.{kind}"
+    return f"{_TO_GGUF_TOP[stem]}.{kind}"
 
 
 def from_gguf(stored: Mapping[str, StoredTensor], config: ModelConfig) -> Weights:
@@ -188,19 +204,25 @@ def _unpermute_rotary(weights: Weights, config: ModelConfig) -> None:
     """GGUF stores Llama's q and k rows with the two of a rotary pair side by side; put them half a head apart."""
     half = config.head_dim // 2
     for name, tensor in list(weights.items()):
-        if name.endswith((".attn.q.weight", ".attn.k.weight")):
-            if len(tensor.shape) != 2 or tensor.shape[0] % config.head_dim or config.head_dim % 2:
+        if name.endswith(ROTARY):
+            if not tensor.shape or tensor.shape[0] % config.head_dim or config.head_dim % 2:
                 raise UnsupportedModel(f"{tensor.name} has shape {tensor.shape}, heads {config.head_dim} channels", "")
             rows = np.arange(tensor.shape[0]).reshape(-1, half, 2).transpose(0, 2, 1).reshape(-1)
             weights[name] = tensor.take_rows(rows)
 
 
+def pairs_side_by_side(tensor: StoredTensor, head_dim: int) -> StoredTensor:
+    """A q or k (weights or bias) of ours with its rows as GGUF stores Llama's."""
+    rows = np.arange(tensor.shape[0]).reshape(-1, 2, head_dim // 2).transpose(0, 2, 1).reshape(-1)
+    return tensor.take_rows(rows)
+
+
 def _plus_one(tensor: StoredTensor) -> StoredTensor:
-    return _dense(tensor, tensor.to_float32() + np.float32(1))
+    return dense(tensor, tensor.to_float32() + np.float32(1))
 
 
 def _transpose(tensor: StoredTensor) -> StoredTensor:
-    return _dense(tensor, np.ascontiguousarray(tensor.to_float32().T))
+    return dense(tensor, np.ascontiguousarray(tensor.to_float32().T))
 
 
 def _without_middle(tensor: StoredTensor) -> StoredTensor:
@@ -209,7 +231,7 @@ def _without_middle(tensor: StoredTensor) -> StoredTensor:
     return replace(tensor, shape=(tensor.shape[0], tensor.shape[2])) if fits else tensor
 
 
-def _dense(tensor: StoredTensor, values: Floats) -> StoredTensor:
+def dense(tensor: StoredTensor, values: Floats) -> StoredTensor:
     """The same tensor with other values, held in memory as float32."""
     rows, columns = fold(values.shape)
     return StoredTensor(tensor.name, "F32", values.shape, values.view(np.uint8).reshape(rows, 4 * columns))

@@ -1,4 +1,4 @@
-"""The number formats that weights are stored in, and their conversion to float32.
+"""The number formats that weights are stored in, and their conversion to float32; that of some of them back.
 
 Owns: how many weights and bytes a block of each format has, and what its bytes mean. Layouts are those of ggml
 (ggml-common.h, block_q4_0 and so on): little endian, scales as float16, codes packed several to a byte.
@@ -253,3 +253,47 @@ _DECODERS: dict[str, Callable[[Bytes, Floats], None]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
 }
+
+
+def quantize(format_name: str, values: Floats) -> Bytes:
+    """Stored rows of float32 ones, (rows, columns) → (rows, row_bytes), in a format of ENCODED. Rows are whole blocks.
+
+    Equals ggml's reference quantizers to the bit (ggml-quants.c, quantize_row_q8_0_ref). Weights beyond float16's range
+    become infinite in F16.
+    """
+    stored = FORMATS[format_name]
+    rows, columns = values.shape
+    assert values.dtype == np.float32, values.dtype
+    out = np.empty((rows, stored.row_bytes(columns)), np.uint8)
+    if out.size == 0:
+        return out
+    tile_rows = max(1, TILE_WEIGHTS // columns)
+    with np.errstate(all="ignore"):
+        for row in range(0, rows, tile_rows):
+            tile = np.ascontiguousarray(values[row : row + tile_rows]).reshape(-1, stored.block_len)
+            out[row : row + tile_rows] = _ENCODERS[format_name](tile).reshape(-1, out.shape[1])
+    return out
+
+
+def _to_bf16(x: Floats) -> Bytes:
+    bits = x.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16  # to the nearest, on a tie to the even one
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, bits >> 16 | 64, rounded).astype("<u2").view(np.uint8)
+
+
+def _to_q8_0(x: Floats) -> Bytes:
+    """(n, 32) → (n, 34)."""
+    scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+    scaled = x * np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    codes = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))  # C's roundf: half away from zero
+    return np.hstack((scale.astype("<f2").view(np.uint8), codes.astype(np.int8).view(np.uint8)))
+
+
+_ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
+    "F32": lambda x: x.astype("<f4").view(np.uint8),
+    "F16": lambda x: x.astype("<f2").view(np.uint8),
+    "BF16": _to_bf16,
+    "Q8_0": _to_q8_0,
+}
+ENCODED = tuple(_ENCODERS)
