@@ -86,7 +86,7 @@ def export_hf(
     kind = kind or widest_type(loaded)
     assert kind in HF_TYPES, kind
     require_free(folder, overwrite=overwrite)
-    documents = _hf_documents(loaded, kind)
+    documents = hf_documents(loaded, kind)
     tensors = hf_tensors(loaded, kind)
     with folder_aside(folder) as aside:
         for name, content in documents.items():
@@ -95,7 +95,7 @@ def export_hf(
     return Exported(folder, kind, sum(tensor.num_bytes for tensor in tensors), len(tensors))
 
 
-def _hf_documents(loaded: LoadedModel, kind: str) -> dict[str, bytes]:
+def hf_documents(loaded: LoadedModel, kind: str) -> dict[str, bytes]:
     """Every file but the weights."""
     dtype, of_generation = _HF_DTYPES[kind], dict[str, Any]()
     if loaded.path.is_file():
