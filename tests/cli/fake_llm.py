@@ -141,10 +141,15 @@ class ScriptedLLM(LLM):
         self.abandoned = deque()
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, truncate: bool = False, **sampling: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        truncate: bool = False,
+        adapter: str | None = None,
+        **sampling: Any,
     ) -> TextStream:
         self.asked.append(([(m["role"], m["content"]) for m in messages], sampling))
-        return super().stream_chat(messages, truncate=truncate, **sampling)
+        return super().stream_chat(messages, truncate=truncate, adapter=adapter, **sampling)
 
     @property
     def seeds(self) -> list[int | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.adapter_option import Adapter, adapter_from_option
 from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.errors import BadParameter, HeedfulError, TemplateError
@@ -36,6 +37,7 @@ def chat(
         str | None,
         typer.Option("--model", "-m", help=f"Alias, path, hf:org/name or wheel:…; default: {default_model}."),
     ] = None,
+    adapter: Adapter = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[
         int | None,
@@ -73,10 +75,11 @@ def chat(
     history = None if no_history else _open_history(screen, must_serve=wanted is not None)
     try:
         stored = _find_chat(history, wanted) if history is not None and wanted is not None else None
+        kept["adapters"] = adapter_from_option(adapter)
         llm = _load(model or (stored.model if stored else default_model), context, threads, policy, kept, screen)
         warn_of_loss(llm.name, policy)
         sampling["max_tokens"] = _answer_tokens(max_tokens, llm.context_len)
-        conversation = _conversation(llm, sampling, system, history, screen)
+        conversation = _conversation(llm, sampling, system, adapter, history, screen)
         if stored is not None and history is not None:
             conversation.resume(stored, history.messages(stored.id))
         _talk(conversation, screen)
@@ -169,7 +172,12 @@ def _answer_tokens(wanted: int | None, context_len: int) -> int:
 
 
 def _conversation(
-    llm: LLM, sampling: dict[str, Any], system: str | None, history: History | None, screen: Screen
+    llm: LLM,
+    sampling: dict[str, Any],
+    system: str | None,
+    adapter: str | None,
+    history: History | None,
+    screen: Screen,
 ) -> Conversation:
     """Raises TemplateError for a model that cannot chat, before anybody has typed anything."""
     from heedful.cli.conversation import Conversation
@@ -179,7 +187,9 @@ def _conversation(
             f"{llm.name} has no chat template: it is a base model, which continues text",
             f'Let it continue one: heedful generate -m {llm.name} "Once upon a time". `heedful models` lists others.',
         )
-    return Conversation(llm, sampling, system=system, history=history, warn=lambda error: _warn(screen, error))
+    return Conversation(
+        llm, sampling, system=system, adapter=adapter, history=history, warn=lambda error: _warn(screen, error)
+    )
 
 
 def _talk(conversation: Conversation, screen: Screen) -> None:
@@ -217,5 +227,6 @@ def _live_terminal(interactive: bool) -> LiveTerminal:
 
 def _greet(conversation: Conversation, loop: ChatLoop, screen: Screen) -> None:
     llm = conversation.llm
-    screen.note(f"{llm.name} · context {llm.context_len:,} tokens · /help lists commands, Ctrl-D leaves")
+    name = llm.name if conversation.adapter is None else f"{llm.name} with {conversation.adapter}"
+    screen.note(f"{name} · context {llm.context_len:,} tokens · /help lists commands, Ctrl-D leaves")
     loop.show_tail()

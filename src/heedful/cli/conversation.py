@@ -18,7 +18,7 @@ from heedful.cli.history import ChatMessage, History, StoredChat
 from heedful.cost.energy import Energy
 from heedful.cost.ledger import Ledger
 from heedful.cost.quality import Quality
-from heedful.cost.receipt import Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
+from heedful.cost.receipt import AdapterUse, Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.errors import ContextOverflow, HistoryError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Draft:
 class Conversation:
     """`sampling`: fields of SamplingParams, with max_tokens; a seed goes up by one at every further try at an answer.
 
-    `history`: None keeps nothing. When it fails, `warn` is told once and the conversation goes on without it.
+    `adapter`: the one of the LLM's that all answers are made with. `history`: None keeps nothing. When it fails, `warn`
+    is told once and the conversation goes on without it.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Conversation:
         sampling: Mapping[str, Any],
         *,
         system: str | None = None,
+        adapter: str | None = None,
         history: History | None = None,
         warn: Callable[[HistoryError], None],
     ) -> None:
         self.llm = llm
+        self.adapter = adapter
         self.sampling = {name: value for name, value in sampling.items() if name != "seed"}
         self.system: str | None = None
         self.messages: list[ChatMessage] = []
@@ -123,7 +126,7 @@ class Conversation:
         conversation_tokens = len(self.llm.encode_chat(shown))
         seed = None if self._first_seed is None else self._first_seed + tries
         try:
-            stream = self.llm.stream_chat(shown, truncate=True, **self.sampling, seed=seed)
+            stream = self.llm.stream_chat(shown, truncate=True, adapter=self.adapter, **self.sampling, seed=seed)
         except ContextOverflow as error:
             raise UsageError(
                 f"this message and the system message alone have {error.prompt_tokens:,} tokens; of the context of "
@@ -174,6 +177,7 @@ def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
         "energy": Energy(**fields["energy"]),
         "quality": Quality(**fields["quality"]) if fields.get("quality") else None,
         "guesses": Guesses(**fields.get("guesses", {})),
+        "adapter": AdapterUse(**fields["adapter"]) if fields.get("adapter") else None,
         "prefix": PrefixReport(**fields["prefix"]) if fields.get("prefix") else None,
     }
     derived = {"tokens_per_second"}

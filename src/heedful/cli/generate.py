@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.adapter_option import Adapter, adapter_from_option
 from heedful.cli.json_rows import print_json
 from heedful.cli.policy_options import (
     Budget,
@@ -38,6 +39,7 @@ SHOWN_FROM = 1024  # tokens still to read: about a second of work
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue or answer; - or a pipe reads stdin.")] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…")] = default_model,
+    adapter: Adapter = None,
     max_tokens: Annotated[int, typer.Option(help="At most this many output tokens.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0: all.")] = 0,
@@ -110,10 +112,11 @@ def generate(
         weights=weights,
         runner=runner,
         speculate=speculate,
+        adapters=adapter_from_option(adapter),
         **kept,
     )
     warn_of_loss(model, policy)
-    stream = _ask(llm, question, truncate, sampling)
+    stream = _ask(llm, question, truncate, {**sampling, "adapter": adapter})
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     explained = _explain(llm, completion) if explain_cost else None
     if json_output:
@@ -135,10 +138,10 @@ def _explain(llm: LLM, completion: Completion) -> list[Explained]:
     return explain(llm.name, llm.config, llm.engine.runner.facts, completion.receipt)
 
 
-def _ask(llm: LLM, question: str | list[dict[str, Any]], truncate: bool, sampling: dict[str, Any]) -> TextStream:
+def _ask(llm: LLM, question: str | list[dict[str, Any]], truncate: bool, how: dict[str, Any]) -> TextStream:
     if isinstance(question, str):
-        return llm.stream(question, truncate=truncate, **sampling)
-    return llm.stream_chat(question, truncate=truncate, **sampling)
+        return llm.stream(question, truncate=truncate, **how)
+    return llm.stream_chat(question, truncate=truncate, **how)
 
 
 def _print_as_it_comes(stream: TextStream) -> Completion:

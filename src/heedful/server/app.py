@@ -57,6 +57,7 @@ def make_app(
         most_waiting=settings.most_waiting,
         most_loaded=settings.most_models_loaded,
         idle_unload_seconds=settings.idle_unload_seconds,
+        adapters=tuple(settings.adapters),
         deciders=settings.deciders,
         load_decider=load_decider,
     )

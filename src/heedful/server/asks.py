@@ -18,7 +18,7 @@ from heedful.engine.service import AnswerStream
 from heedful.errors import BadParameter, ContextOverflow, EngineStopped
 from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
 from heedful.server.failures import HTTPFailure
-from heedful.server.pool import Hosted
+from heedful.server.pool import Answering
 from heedful.text.tool_calls import CallEnd, Event, TextDelta, ToolCallParser, tool_grammar
 from heedful.text.tool_formats import ToolChoice, ToolFormat, tool_format, with_tools
 
@@ -57,7 +57,7 @@ class Delta:
 
 
 async def open_prompt(
-    hosted: Hosted, prompt: str | Sequence[int], ask: Ask, *, wants_pieces: bool | None = None
+    hosted: Answering, prompt: str | Sequence[int], ask: Ask, *, wants_pieces: bool | None = None
 ) -> AnswerStream:
     """A text, or token ids, to be continued."""
     llm = hosted.llm
@@ -67,7 +67,7 @@ async def open_prompt(
     return await _open(hosted, kept, ask, dropped=len(ids) - len(kept), continues=True, wants_pieces=wants_pieces)
 
 
-async def count_tokens(hosted: Hosted, chat: Chat) -> int:
+async def count_tokens(hosted: Answering, chat: Chat) -> int:
     """Of the prompt that the conversation is, tools included. Raises what rendering does."""
     return len(await asyncio.to_thread(_rendered, hosted.llm, chat, _format_of(hosted.llm)))
 
@@ -81,7 +81,7 @@ class ChatTurn:
         self._has_calls = False
 
     @staticmethod
-    async def open(hosted: Hosted, chat: Chat, ask: Ask) -> ChatTurn:
+    async def open(hosted: Answering, chat: Chat, ask: Ask) -> ChatTurn:
         """Raises what rendering, the grammar and the engine do."""
         llm = hosted.llm
         how = _format_of(llm)
@@ -219,7 +219,7 @@ def _chat_ids(llm: LLM, chat: Chat, ask: Ask, how: ToolFormat) -> tuple[list[int
 
 
 async def _open(
-    hosted: Hosted,
+    hosted: Answering,
     ids: Sequence[int],
     ask: Ask,
     *,
@@ -237,7 +237,7 @@ async def _open(
         if ask.sampling.ignore_eos:
             raise BadParameter("response_format", "cannot be combined with ignore_eos")
         grammar = await asyncio.to_thread(grammars.compile, ask.grammar, grammar_field)
-    request = Request(tuple(ids), ask.sampling, ask.policy, ask.salt, ask.speculate)
+    request = Request(tuple(ids), ask.sampling, ask.policy, ask.salt, ask.speculate, hosted.adapter)
     return await service.open(
         request,
         grammar=grammar,

@@ -22,7 +22,7 @@ from heedful.server.failures import HTTPFailure, openai_body
 from heedful.server.fields import MOST_TOP_LOGPROBS, SamplingFields, ask_of, grammar_of
 from heedful.server.ids import new_id
 from heedful.server.merge import merged
-from heedful.server.pool import Hosted
+from heedful.server.pool import Answering
 from heedful.server.state import state_of
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.tool_calls import CallArguments, CallBegin, Event, TextDelta
@@ -52,7 +52,7 @@ async def chat_completions(request: Request) -> ASGIApp:
         return await until_hangup(request, reply.whole(turns))
 
 
-async def open_turns(hosted: Hosted, chat: Chat, ask: Ask, count: int, held: AsyncExitStack) -> list[ChatTurn]:
+async def open_turns(hosted: Answering, chat: Chat, ask: Ask, count: int, held: AsyncExitStack) -> list[ChatTurn]:
     """`held`: closes the turns' streams."""
     turns = []
     for i in range(count):

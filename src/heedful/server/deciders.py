@@ -20,7 +20,7 @@ from heedful.decide.question import Question, State, json_text
 from heedful.errors import ContextOverflow, EngineStopped, UnknownModel
 from heedful.server.asks import MOST_TEXT_CHARS
 from heedful.server.failures import TOO_MANY_TOKENS, HTTPFailure
-from heedful.server.pool import Hosted
+from heedful.server.pool import Answering
 from heedful.server.service_reader import MOST_OPEN, ServiceReader
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState
@@ -46,7 +46,7 @@ class Decision:
 
 def decider_name(settings: ServerSettings, asked: str | None) -> str:
     """Raises UnknownModel."""
-    known = dict.fromkeys((*settings.deciders, *settings.models))
+    known = dict.fromkeys((*settings.deciders, *settings.models, *settings.adapters))
     if asked in known:
         return asked
     if asked is None or asked in ALIASES or _PINNED.fullmatch(asked):
@@ -79,8 +79,14 @@ def _most_open(settings: ServerSettings) -> int:
     return max(1, min(MOST_OPEN, settings.most_waiting // 4))
 
 
-def _likelihood(hosted: Hosted, reader: ServiceReader, salt: str) -> Likelihood:
-    return Likelihood(hosted.llm, calibration=hosted.calibration, cache_salt=salt, read_prompts=reader)
+def _likelihood(hosted: Answering, reader: ServiceReader, salt: str) -> Likelihood:
+    return Likelihood(
+        hosted.llm,
+        calibration=hosted.calibration,
+        cache_salt=salt,
+        read_prompts=reader,
+        adapter=hosted.adapter,
+    )
 
 
 def _decided(

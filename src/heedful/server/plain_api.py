@@ -16,7 +16,7 @@ from heedful.server.bodies import JSON, json_response, read_body
 from heedful.server.chat_api import messages_of
 from heedful.server.deciders import ALIASES, decider_name
 from heedful.server.failures import HTTPFailure
-from heedful.server.pool import Hosted
+from heedful.server.pool import Answering
 from heedful.server.state import state_of
 
 MOST_TOKENS = 100_000
@@ -46,11 +46,13 @@ async def openapi(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """Both what OpenAI's clients read, in `data`, and what System One's do, in `models`: those that decide."""
     state = state_of(request)
-    data = [_model(hosted) for hosted in state.pool.models]
+    data = [*map(_model, state.pool.models), *map(_model, state.pool.adapters)]
     default = decider_name(state.settings, None)
     about = dict.fromkeys(ALIASES, f"Another name of {default}.")
     about |= dict.fromkeys(state.settings.deciders, "A decider.")
     about |= dict.fromkeys(state.settings.models, "A model of this server; a chat model decides by its likelihoods.")
+    base = state.settings.models[0]
+    about |= dict.fromkeys(state.settings.adapters, f"An adapter of {base}, which decides by its likelihoods.")
     since = time.strftime("%Y-%m-%d", time.gmtime(state.pool.find(None).created))
     deciders = [{"name": name, "description": text, "release_date": since} for name, text in about.items()]
     return json_response({"object": "list", "data": data, "models": deciders})
@@ -60,8 +62,10 @@ async def model(request: Request) -> Response:
     return json_response(_model(state_of(request).pool.find(request.path_params["name"])))
 
 
-def _model(hosted: Hosted) -> JSON:
+def _model(hosted: Answering) -> JSON:
     about: JSON = {"id": hosted.name, "object": "model", "created": hosted.created, "owned_by": "heedful"}
+    if hosted.adapter is not None:
+        about["parent"] = hosted.model.name
     about["loaded"] = hosted.is_loaded
     if hosted.service is not None:
         about["context_length"] = hosted.llm.context_len

@@ -12,7 +12,7 @@ from heedful.decide.calibrate import Calibration
 from heedful.decide.load import KEPT, calibration_of, find_decider, load_decider
 from heedful.engine.llm import LLM
 from heedful.engine.service import Observer, Service
-from heedful.errors import UnknownModel
+from heedful.errors import BadParameter, UnknownModel
 from heedful.sampling.grammar import GrammarCompiler
 from heedful.server.turns import Turns
 
@@ -28,6 +28,8 @@ CHECK_SECONDS = 1.0
 
 class Hosted:
     """A model of the server. What is loaded of it is loaded under `lock`."""
+
+    adapter = None
 
     def __init__(self, name: str, most_waiting: int) -> None:
         self.name = name
@@ -45,6 +47,10 @@ class Hosted:
         self.last_used = time.monotonic()
 
     @property
+    def model(self) -> Hosted:
+        return self
+
+    @property
     def is_loaded(self) -> bool:
         return not (self.service is None and self.embedder is None and self.decider is None)
 
@@ -54,9 +60,48 @@ class Hosted:
         return self.service.llm
 
 
+class HostedAdapter:
+    """An adapter under a name of its own. All that is loaded is `model`'s, which was loaded with it."""
+
+    decider = None
+    calibration = Calibration()
+    """The model's own is not fitted for what an adapter says."""
+
+    def __init__(self, name: str, model: Hosted) -> None:
+        self.name = name
+        self.adapter = name
+        self.model = model
+        self.created = model.created
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.model.service is not None
+
+    @property
+    def service(self) -> Service | None:
+        return self.model.service
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        return self.model.grammars
+
+    @property
+    def decisions(self) -> Turns:
+        return self.model.decisions
+
+    @property
+    def llm(self) -> LLM:
+        return self.model.llm
+
+
+Answering = Hosted | HostedAdapter
+"""What a request names as its model."""
+
+
 class ModelPool:
     """`load` and the like run in a thread; `observer`: makes what a service reports to. `deciders`: names of those that
-    are none of the models `names`; a chat model decides without being one."""
+    are none of the models `names`; a chat model decides without being one. `adapters`: names of those that the first
+    model is loaded with."""
 
     def __init__(
         self,
@@ -68,10 +113,12 @@ class ModelPool:
         most_waiting: int,
         most_loaded: int,
         idle_unload_seconds: float | None,
+        adapters: tuple[str, ...] = (),
         deciders: tuple[str, ...] = (),
         load_decider: LoadDecider = load_decider,
     ) -> None:
         self._hosted = {name: Hosted(name, most_waiting) for name in names}
+        self._adapters = {name: HostedAdapter(name, self._hosted[names[0]]) for name in adapters}
         self._deciders = {name: Hosted(name, most_waiting) for name in deciders if name not in names}
         self._load = load
         self._load_embedder = load_embedder
@@ -87,32 +134,43 @@ class ModelPool:
         return list(self._hosted.values())
 
     @property
+    def adapters(self) -> list[HostedAdapter]:
+        return list(self._adapters.values())
+
+    @property
     def _all(self) -> list[Hosted]:
         return [*self._hosted.values(), *self._deciders.values()]
 
-    def find(self, name: str | None) -> Hosted:
-        """None: the first one. Raises UnknownModel."""
+    def find(self, name: str | None) -> Answering:
+        """None: the first model. Raises UnknownModel."""
         if name is None:
             return self.models[0]
-        if name not in self._hosted:
-            raise UnknownModel(name, [], f"This server has: {', '.join(self._hosted)}.")
-        return self._hosted[name]
+        known: dict[str, Answering] = {**self._adapters, **self._hosted}
+        if name not in known:
+            raise UnknownModel(name, [], f"This server has: {', '.join((*self._hosted, *self._adapters))}.")
+        return known[name]
 
     @asynccontextmanager
-    async def lease(self, name: str | None) -> AsyncIterator[Hosted]:
-        """A model that can generate, loaded; it stays so meanwhile. Raises UnknownModel and what loading raises."""
-        async with _held(self.find(name)) as hosted:
+    async def lease(self, name: str | None) -> AsyncIterator[Answering]:
+        """A model that can generate, or an adapter of one, loaded; it stays so meanwhile. Raises UnknownModel and what
+        loading raises."""
+        found = self.find(name)
+        async with _held(found.model) as hosted:
             async with hosted.lock:
                 if hosted.service is None:
                     await self._make_room(hosted)
                     llm = await asyncio.to_thread(self._load, hosted.name)
                     hosted.grammars = GrammarCompiler(llm.tokenizer)
                     hosted.service = Service(llm, most_waiting=self._most_waiting, observer=self._observer(hosted.name))
-            yield hosted
+            yield found
 
     @asynccontextmanager
     async def lease_embedder(self, name: str | None) -> AsyncIterator[Embedder]:
-        async with _held(self.find(name)) as hosted:
+        """Raises BadParameter for an adapter, UnknownModel and what loading raises."""
+        found = self.find(name)
+        if found.adapter is not None:
+            raise BadParameter("model", f"{found.name} is an adapter, and none makes vectors", "Name a model.")
+        async with _held(found.model) as hosted:
             async with hosted.lock:
                 if hosted.embedder is None:
                     await self._make_room(hosted)
@@ -120,14 +178,15 @@ class ModelPool:
             yield hosted.embedder
 
     @asynccontextmanager
-    async def lease_decider(self, name: str) -> AsyncIterator[Hosted]:
+    async def lease_decider(self, name: str) -> AsyncIterator[Answering]:
         """One of `deciders`, with its `decider` loaded; or a chat model, which has none, with its calibration."""
         if name not in self._deciders:
-            async with self.lease(name) as hosted:
-                async with hosted.lock:
-                    if hosted.calibration is None:
-                        hosted.calibration = await asyncio.to_thread(_kept_calibration, hosted.llm.name)
-                yield hosted
+            async with self.lease(name) as found:
+                if isinstance(found, Hosted):
+                    async with found.lock:
+                        if found.calibration is None:
+                            found.calibration = await asyncio.to_thread(_kept_calibration, found.llm.name)
+                yield found
             return
         async with _held(self._deciders[name]) as hosted:
             async with hosted.lock:

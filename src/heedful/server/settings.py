@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from heedful.request import CachePolicy
 
@@ -14,6 +15,8 @@ MOST_HEADER_BYTES = 64 << 10
 class ServerSettings:
     models: tuple[str, ...]
     """As they are named in requests; the first one answers requests that name none."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Of the first model: names that requests give as their model, and where each adapter is."""
     deciders: tuple[str, ...] = ()
     """As they are named in requests; the first one answers those that name none. None: a chat model decides."""
     host: str = "127.0.0.1"
