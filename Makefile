@@ -23,6 +23,7 @@ demo: $(INSTALLED)
 train-demo: $(TORCH_INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/heedful train --config examples/demo.toml --data examples/moby_dick.txt --out runs/demo
+	$(BIN)/heedful runs runs/demo --html --open
 	$(BIN)/heedful generate -m runs/demo --receipt --max-tokens 80 "The whale"
 
 test: lint types

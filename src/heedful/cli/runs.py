@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.errors import SourceError
+from heedful.errors import BadParameter, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +44,21 @@ def runs(
         list[Path] | None, typer.Argument(help="Runs to compare, or folders of runs to list; default: runs")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write a page with curves, samples and settings.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --html: the file; default: report.html with them.")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--open", help="With --html: show it in a browser, if there is a screen.")
+    ] = False,
 ) -> None:
     """List training runs; of several that are named, show which settings differ and how the losses went."""
     found = _find(folders or [_DEFAULT])
+    if html:
+        _write_report(found, out, show)
+        return
+    if out is not None or show:
+        raise BadParameter("--out" if out else "--open", "belongs to --html")
     rows = [_row(folder) for folder in found]
     compared = len(found) > 1 and folders is not None and all(_is_run(folder) for folder in folders)
     if json_output:
@@ -54,6 +68,27 @@ def runs(
     _print_rows(rows)
     if compared:
         _print_comparison(found)
+
+
+def _write_report(folders: Sequence[Path], out: Path | None, show: bool) -> None:
+    from heedful.train.html_report import write_report
+
+    if out is not None and not out.parent.is_dir():
+        raise BadParameter("--out", f"{out.parent} is no folder")
+    try:
+        address = write_report(folders, out).resolve().as_uri()
+    except OSError as error:
+        raise BadParameter("--out", f"the report cannot be written: {error.strerror}") from error
+    print(address)
+    if show and _has_screen():
+        import webbrowser
+
+        webbrowser.open(address)
+
+
+def _has_screen() -> bool:
+    """Where there is none, a browser of the terminal would take it over."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _is_run(folder: Path) -> bool:

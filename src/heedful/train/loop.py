@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from heedful import __version__, hardware
 from heedful.train.checkpoint import remove_unfinished
+from heedful.train.html_report import write_report
 from heedful.train.report import StepLine, loss_plot, progress_line, short
 from heedful.train.run_files import (
     METRICS,
@@ -94,6 +95,7 @@ def _train(learner: Learner, say: Say) -> Outcome:
         while learner.state.step < last_step and stop.received is None:
             loop.step()
         loop.save_unless_saved()
+    say(f"report: {write_report([folder]).resolve().as_uri()}")
     step = learner.state.step
     if step < last_step:
         say(f"stopped after step {step:,}; go on with: heedful train --resume --out {folder}")

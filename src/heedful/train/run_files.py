@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from heedful import __version__
+from heedful import __version__, hardware
 from heedful.errors import BadParameter, FileFormatError, UsageError
 from heedful.text.tokenizer import Tokenizer
 from heedful.train.batches import TrainingData
@@ -57,10 +57,17 @@ def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None])
     facts = {
         "heedful": __version__,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": _machine(),
         "settings": settings.as_dict(),
     }
     write_aside(folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
     return open_run(folder)
+
+
+def _machine() -> dict[str, Any]:
+    """Where the run begins, for its report."""
+    found = hardware.detect()
+    return {"processor": found.cpu, "threads": found.threads, "memory_bytes": found.memory_bytes}
 
 
 def _require_free(folder: Path) -> None:
@@ -117,26 +124,27 @@ def open_run(folder: Path) -> RunFiles:
 def with_steps(run: RunFiles, steps: int) -> RunFiles:
     """The same run with another end, which is kept: the schedule is that of the new number from now on."""
     settings = replace(run.settings, run=replace(run.settings.run, steps=steps))
-    facts = _read_facts(run.folder) | {"settings": settings.as_dict()}
+    facts = read_facts(run.folder) | {"settings": settings.as_dict()}
     write_aside(run.folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
     return replace(run, settings=settings)
 
 
 def other_version(folder: Path) -> str | None:
     """The heedful that began the run, where it is not this one."""
-    begun_with = str(_read_facts(folder).get("heedful"))
+    begun_with = str(read_facts(folder).get("heedful"))
     return None if begun_with == __version__ else begun_with
 
 
 def read_settings(folder: Path) -> TrainSettings:
-    facts = _read_facts(folder)
+    facts = read_facts(folder)
     try:
         return changed(TrainSettings(), by_name(facts["settings"]))
     except (KeyError, AttributeError, BadParameter) as error:
         raise FileFormatError(f"{folder / RUN} has no usable settings ({error})", "Begin the run anew.") from error
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What run.json says. Raises UsageError when no run is there, FileFormatError for a damaged file."""
     try:
         found = json.loads((folder / RUN).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
