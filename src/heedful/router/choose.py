@@ -28,9 +28,6 @@ from heedful.router.policy import CALIBRATED, Policy, Route, Rule
 from heedful.router.policy_file import questions_of
 from heedful.router.signals import JSON, Asked, signals_of
 
-MOST_STATE_CHARS = 4_000
-"""Of what a decider is shown: the end of what the user said last. It is asked within a deadline."""
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -132,7 +129,7 @@ class Chooser:
         """Raises BadParameter where the constraints leave nobody."""
         began = self._clock()
         signals = signals_of(asked, self.policy.patterns)
-        forbidden = self._forbidden(signals)
+        forbidden = self.forbidden(signals)
         allowed = [name for name in self.policy.targets if name not in forbidden]
         if not allowed:
             held = [one.condition.text for one in self.policy.constraints if one.condition.holds(signals)]
@@ -162,7 +159,8 @@ class Chooser:
 
     # ---- The order of things --------------------------------------------------------------------------------------
 
-    def _forbidden(self, signals: Mapping[str, Value]) -> tuple[str, ...]:
+    def forbidden(self, signals: Mapping[str, Value]) -> tuple[str, ...]:
+        """Targets that the constraints leave out."""
         never = [one.never for one in self.policy.constraints if one.condition.holds(signals)]
         return tuple(name for name in self.policy.targets if any(name in names for names in never))
 
@@ -194,9 +192,8 @@ class Chooser:
         assert self._breaker is not None
         if not self._breaker.admits():
             return None, "decider left alone after failures"
-        state = asked.text[-MOST_STATE_CHARS:]
         try:
-            asking = self._ask(state, decision.questions, asked.salt)
+            asking = self._ask(asked.decided_text, decision.questions, asked.salt)
             judged = await asyncio.wait_for(asking, decision.timeout_s)
         except TimeoutError:
             self._breaker.failed()

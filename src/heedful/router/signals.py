@@ -12,6 +12,7 @@ from heedful.router.expression import Value
 from heedful.router.patterns import found_in, has_code, has_pii
 
 JSON = dict[str, Any]
+MOST_STATE_CHARS = 4_000
 BYTES_PER_TOKEN = 4
 """Of an estimate: before a target is chosen there is no tokenizer. English text has 4 to 5, digits and code 2 to 4."""
 
@@ -73,6 +74,11 @@ class Asked:
     def text(self) -> str:
         """What the user said last."""
         return "" if self.last_user < 0 else text_of(self.messages[self.last_user])
+
+    @property
+    def decided_text(self) -> str:
+        """What a decider is shown: the end of what the user said last. It is asked within a deadline."""
+        return self.text[-MOST_STATE_CHARS:]
 
     @property
     def is_tool_loop(self) -> bool:

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from heedful.decide.load import load_decider
-from heedful.engine.service import Service
+from heedful.decide.load import default_decider, load_decider
+from heedful.engine.service import Observer, Service
+from heedful.router.policy import AUTO, Policy
 from heedful.server import (
     chat_api,
     completions_api,
@@ -33,6 +34,8 @@ from heedful.server.guard import Guard
 from heedful.server.history import History
 from heedful.server.metrics import Metrics
 from heedful.server.pool import Load, LoadDecider, LoadEmbedder, ModelPool
+from heedful.server.route_costs import Charged
+from heedful.server.routing import make_dispatcher, warm
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState, state_of
 from heedful.server.traces import Traces, caller, has_opentelemetry
@@ -42,36 +45,48 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def make_app(
-    settings: ServerSettings, load: Load, load_embedder: LoadEmbedder, load_decider: LoadDecider = load_decider
+    settings: ServerSettings,
+    load: Load,
+    load_embedder: LoadEmbedder,
+    load_decider: LoadDecider = load_decider,
+    policy: Policy | None = None,
 ) -> Starlette:
     """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder, `load_decider` a decider.
+    `policy`: of the router, whose local models are in the settings too.
 
-    Raises HistoryError where the page's conversations cannot be kept at `settings.history_path`.
+    Raises HistoryError where the page's conversations cannot be kept at `settings.history_path`, PolicyError where the
+    policy's targets cannot be made.
     """
     metrics = Metrics()
     pool = ModelPool(
         settings.models,
         load,
         load_embedder,
-        observer=lambda name: Traces(metrics.observer(name)) if has_opentelemetry() else metrics.observer(name),
+        observer=lambda name: _observer(metrics, name, is_routed=policy is not None),
         most_waiting=settings.most_waiting,
         most_loaded=settings.most_models_loaded,
         idle_unload_seconds=settings.idle_unload_seconds,
         adapters=tuple(settings.adapters),
-        deciders=settings.deciders,
+        deciders=(*settings.deciders, *(policy.deciders(default_decider()) if policy else ())),
         load_decider=load_decider,
+        routed=AUTO if policy else "",
     )
     metrics.watch(lambda: _services(pool))
     history = None if settings.history_path is None else History.open(settings.history_path)
     state = ServerState(settings, pool, metrics, history)
+    state.router = make_dispatcher(policy, state) if policy else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         pool.start()
+        if policy is not None:
+            await warm(policy, state)
         state.is_ready = True
         yield
         state.is_ready = False
         await pool.close(settings.drain_seconds)
+        if state.router is not None:
+            await state.router.aclose()
         if history is not None:
             history.close()
 
@@ -83,6 +98,12 @@ def make_app(
     )
     app.state.heedful = state
     return app
+
+
+def _observer(metrics: Metrics, name: str, *, is_routed: bool) -> Observer:
+    observer: Observer = metrics.observer(name)
+    observer = Traces(observer) if has_opentelemetry() else observer
+    return Charged(observer) if is_routed else observer
 
 
 def _services(pool: ModelPool) -> Iterable[tuple[str, Service]]:

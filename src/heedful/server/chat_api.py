@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from heedful.engine.answer import Completion, Logprob
 from heedful.errors import BadParameter
+from heedful.router.policy import AUTO
 from heedful.server import sse
 from heedful.server.asks import Ask, Chat, ChatTurn, Delta
 from heedful.server.bodies import JSON, json_response, read_body, until_hangup
@@ -42,14 +42,26 @@ class ChatBody(SamplingFields, kw_only=True):
 async def chat_completions(request: Request) -> ASGIApp:
     state = state_of(request)
     body = await read_body(request, ChatBody)
-    chat, ask = chat_of(body), _ask_of(body, state.settings, request.state.salt)
+    if state.router is not None and body.model == AUTO:
+        from heedful.server.routing import routed_chat  # it needs this module
+
+        return await routed_chat(request, body)
+    chat, ask = chat_of(body), chat_ask_of(body, state.settings, request.state.salt)
     async with AsyncExitStack() as stack:
         hosted = await stack.enter_async_context(state.pool.lease(body.model))
-        reply = _Reply(hosted.name, hosted.llm.tokenizer, with_usage=body.wants_usage)
+        reply = ChatReply(hosted.name, hosted.llm.tokenizer, with_usage=body.wants_usage)
         turns = await open_turns(hosted, chat, ask, body.num_choices, stack)
         if body.stream:
-            return sse.EventStream(reply.events(turns), sse_error, stack.pop_all())
-        return await until_hangup(request, reply.whole(turns))
+            return sse.EventStream(events_of(reply.chunks(turns)), sse_error, stack.pop_all())
+        return json_response(await until_hangup(request, reply.whole(turns)))
+
+
+async def events_of(chunks: AsyncGenerator[JSON, None]) -> AsyncGenerator[bytes, None]:
+    """Chunks as they are sent, and the mark of their end."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield sse.data(chunk)
+    yield sse.DONE
 
 
 async def open_turns(hosted: Answering, chat: Chat, ask: Ask, count: int, held: AsyncExitStack) -> list[ChatTurn]:
@@ -91,7 +103,7 @@ def sse_error(failure: Any) -> bytes:
     return sse.data(openai_body(failure))
 
 
-def _ask_of(body: ChatBody, settings: Any, salt: str) -> Ask:
+def chat_ask_of(body: ChatBody, settings: Any, salt: str) -> Ask:
     if body.max_tokens == 0 or (body.max_completion_tokens is not None and body.max_completion_tokens < 1):
         raise HTTPFailure(400, "must be at least 1", field="max_tokens")
     top = body.top_logprobs
@@ -105,7 +117,7 @@ def _ask_of(body: ChatBody, settings: Any, salt: str) -> Ask:
     return ask_of(body, settings, salt, grammar=grammar_of(body.response_format), **more)
 
 
-class _Reply:
+class ChatReply:
     """One request's answers on the wire."""
 
     def __init__(self, model: str, tokenizer: Tokenizer, *, with_usage: bool) -> None:
@@ -113,11 +125,11 @@ class _Reply:
         self._with_usage = with_usage
         self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
 
-    async def whole(self, turns: list[ChatTurn]) -> Response:
+    async def whole(self, turns: list[ChatTurn]) -> JSON:
         events = await asyncio.gather(*(turn.complete() for turn in turns))
         choices = [self._choice(i, turn, mine) for i, (turn, mine) in enumerate(zip(turns, events, strict=True))]
         usage = usage_of([turn.completion for turn in turns])
-        return json_response({**self._head, "object": "chat.completion", "choices": choices, "usage": usage})
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
 
     def _choice(self, index: int, turn: ChatTurn, events: Sequence[Event]) -> JSON:
         message: JSON = {"role": "assistant", **message_of(events), "refusal": None}
@@ -130,22 +142,21 @@ class _Reply:
             "stop_reason": turn.completion.matched_stop,
         }
 
-    async def events(self, turns: list[ChatTurn]) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, turns: list[ChatTurn]) -> AsyncGenerator[JSON, None]:
         head = {**self._head, "object": "chat.completion.chunk"}
         if self._with_usage:
             head["usage"] = None
         for index in range(len(turns)):
-            yield sse.data({**head, "choices": [_chunk(index, {"role": "assistant", "content": ""})]})
+            yield {**head, "choices": [_chunk(index, {"role": "assistant", "content": ""})]}
         writers = [_CallWriter() for _ in turns]
         async for index, delta in merged([turn.deltas() for turn in turns]):
             if delta is not None:
-                yield sse.data({**head, "choices": [self._chunk(index, delta, writers[index])]})
+                yield {**head, "choices": [self._chunk(index, delta, writers[index])]}
                 continue
             reason = turns[index].finish_reason
-            yield sse.data({**head, "choices": [{**_chunk(index, {}), "finish_reason": reason}]})
+            yield {**head, "choices": [{**_chunk(index, {}), "finish_reason": reason}]}
         if self._with_usage:
-            yield sse.data({**head, "choices": [], "usage": usage_of([turn.completion for turn in turns])})
-        yield sse.DONE
+            yield {**head, "choices": [], "usage": usage_of([turn.completion for turn in turns])}
 
     def _chunk(self, index: int, delta: Delta, writer: _CallWriter) -> JSON:
         chunk = _chunk(index, writer.delta(delta.events))

@@ -23,6 +23,7 @@ from heedful.errors import (
     LicenceNotAccepted,
     NetworkUnavailable,
     QueueFull,
+    TargetFailed,
     UnknownModel,
     UnsupportedModel,
     UsageError,
@@ -107,6 +108,8 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _status(error: HeedfulError) -> tuple[int, str | None]:
+    if isinstance(error, TargetFailed):
+        return error.status, "target_failed"
     if isinstance(error, ContextOverflow):
         return 400, "context_length_exceeded"
     if isinstance(error, UsageError):

@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heedful import __version__
+from heedful.router.policy import AUTO
 from heedful.server.asks import MOST_TEXT_CHARS, check_messages
 from heedful.server.bodies import JSON, json_response, read_body
 from heedful.server.chat_api import messages_of
 from heedful.server.deciders import ALIASES, decider_name
 from heedful.server.failures import HTTPFailure
 from heedful.server.pool import Answering
-from heedful.server.state import state_of
+from heedful.server.state import ServerState, state_of
 
 MOST_TOKENS = 100_000
 
@@ -46,7 +47,7 @@ async def openapi(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """Both what OpenAI's clients read, in `data`, and what System One's do, in `models`: those that decide."""
     state = state_of(request)
-    data = [*map(_model, state.pool.models), *map(_model, state.pool.adapters)]
+    data = [*map(_model, state.pool.models), *map(_model, state.pool.adapters), *_routed(state)]
     default = decider_name(state.settings, None)
     about = dict.fromkeys(ALIASES, f"Another name of {default}.")
     about |= dict.fromkeys(state.settings.deciders, "A decider.")
@@ -60,6 +61,14 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     return json_response(_model(state_of(request).pool.find(request.path_params["name"])))
+
+
+def _routed(state: ServerState) -> list[JSON]:
+    """The model that a policy sends on."""
+    if state.router is None:
+        return []
+    about = {"id": AUTO, "object": "model", "created": state.pool.find(None).created, "owned_by": "heedful"}
+    return [{**about, "loaded": True, "targets": list(state.router.policy.targets)}]
 
 
 def _model(hosted: Answering) -> JSON:

@@ -101,7 +101,7 @@ Answering = Hosted | HostedAdapter
 class ModelPool:
     """`load` and the like run in a thread; `observer`: makes what a service reports to. `deciders`: names of those that
     are none of the models `names`; a chat model decides without being one. `adapters`: names of those that the first
-    model is loaded with."""
+    model is loaded with. `routed`: a name that is none of them, but a router's."""
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class ModelPool:
         adapters: tuple[str, ...] = (),
         deciders: tuple[str, ...] = (),
         load_decider: LoadDecider = load_decider,
+        routed: str = "",
     ) -> None:
         self._hosted = {name: Hosted(name, most_waiting) for name in names}
         self._adapters = {name: HostedAdapter(name, self._hosted[names[0]]) for name in adapters}
@@ -127,6 +128,7 @@ class ModelPool:
         self._most_waiting = most_waiting
         self._most_loaded = most_loaded
         self._idle_seconds = idle_unload_seconds
+        self._routed = routed
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -147,7 +149,10 @@ class ModelPool:
             return self.models[0]
         known: dict[str, Answering] = {**self._adapters, **self._hosted}
         if name not in known:
-            raise UnknownModel(name, [], f"This server has: {', '.join((*self._hosted, *self._adapters))}.")
+            remedy = f"This server has: {', '.join((*self._hosted, *self._adapters))}."
+            if name == self._routed:
+                remedy = f"The router answers at /v1/chat/completions alone. {remedy}"
+            raise UnknownModel(name, [], remedy)
         return known[name]
 
     @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -35,15 +35,20 @@ def event(name: str, body: Any) -> bytes:
 
 class EventStream:
     """`events`: closed when the client hangs up or the server stops. `on_error`: an event that tells of an error.
-    `held`: what is released when the stream ends, though it never began.
+    `held`: what is released when the stream ends, though it never began. `headers`: beside those of every stream.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], on_error: Callable[[Failure], bytes], held: AsyncExitStack
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_error: Callable[[Failure], bytes],
+        held: AsyncExitStack,
+        headers: Mapping[str, str] = {},
     ) -> None:
         self._events = events
         self._on_error = on_error
         self._held = held
+        self._headers = [*_HEADERS, *((name.encode(), value.encode("latin-1")) for name, value in headers.items())]
         self._is_silent = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +64,7 @@ class EventStream:
                 await asyncio.gather(sending, gone, pinging, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         async with aclosing(self._events) as events:
             try:
                 async for body in events:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from heedful.router.dispatch import Dispatcher
 from heedful.server.history import History
 from heedful.server.metrics import Metrics
 from heedful.server.pool import ModelPool
@@ -20,6 +21,8 @@ class ServerState:
     metrics: Metrics
     history: History | None = None
     """The page's conversations; None: none are kept."""
+    router: Dispatcher | None = None
+    """What answers for the model `auto`; None: there is no policy, and no such model."""
     responses: ResponseStore = field(default_factory=ResponseStore)
     is_ready: bool = False
 

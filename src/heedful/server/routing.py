@@ -1,0 +1,102 @@
+"""`auto`: a chat completion that the router's policy sends to one of its targets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from heedful.decide.load import default_decider
+from heedful.decide.question import Question
+from heedful.errors import HeedfulError
+from heedful.router.choose import Ask, Chooser, Judged
+from heedful.router.dispatch import Dispatcher, Routed
+from heedful.router.ledger import RouteLedger
+from heedful.router.policy import Policy
+from heedful.router.signals import JSON, Asked
+from heedful.router.thresholds import decider_identity, thresholds_of
+from heedful.server import sse
+from heedful.server.bodies import json_response, read_body, until_hangup
+from heedful.server.chat_api import ChatBody, chat_ask_of, chat_of, events_of, sse_error
+from heedful.server.deciders import decide
+from heedful.server.route_targets import make_target
+from heedful.server.state import ServerState, state_of
+
+log = logging.getLogger("heedful.server")
+
+ROUTE_HEADER, REASON_HEADER = "x-heedful-route", "x-heedful-route-reason"
+WARM_TEXT = "Hello"
+
+
+def make_dispatcher(policy: Policy, state: ServerState) -> Dispatcher:
+    """Raises PolicyError for what the environment, a calibration or this installation lacks."""
+    name = decider_of(policy)
+    thresholds = thresholds_of(policy, decider_identity(name) if name else "")
+    for warning in thresholds.warnings:
+        log.warning("heedful: %s", warning)
+    targets = {spec.name: make_target(spec, state) for spec in policy.targets.values()}
+    ledger = RouteLedger(policy.ledger) if policy.ledger else None
+    return Dispatcher(policy, Chooser(policy, asker(policy, state), thresholds), targets, ledger)
+
+
+def decider_of(policy: Policy) -> str | None:
+    """Whom the policy asks; None: nobody."""
+    return None if policy.decision is None else policy.decision.model or default_decider()
+
+
+def asker(policy: Policy, state: ServerState) -> Ask | None:
+    name = decider_of(policy)
+    if name is None:
+        return None
+
+    async def ask(text: str, questions: tuple[Question, ...], salt: str) -> Judged:
+        decision = await decide(state, name, text, questions, salt)
+        return Judged(decision.answers, decision.receipt)
+
+    return ask
+
+
+async def warm(policy: Policy, state: ServerState) -> None:
+    """Asks the decider once, so that the first request does not wait for its loading, and would go without it."""
+    ask = asker(policy, state)
+    if ask is None or policy.decision is None:
+        return
+    try:
+        await ask(WARM_TEXT, policy.decision.questions, "")
+    except HeedfulError as error:
+        log.warning("heedful: the policy's decider fails, and all goes to %s: %s", policy.default, error.message)
+
+
+async def routed_chat(request: Request, body: ChatBody) -> ASGIApp:
+    """`body`: the same request, read already."""
+    state = state_of(request)
+    assert state.router is not None
+    chat_of(body)
+    chat_ask_of(body, state.settings, request.state.salt)  # what is wrong with a request ends it here, wherever it went
+    asked = Asked.of_body(await read_body(request, dict[str, Any]), request.state.salt)
+    async with AsyncExitStack() as held:
+        routed = await until_hangup(request, state.router.open(asked, held))
+        headers = route_headers(routed)
+        if body.stream:
+            chunks = _shown(routed, body.wants_usage)
+            return sse.EventStream(events_of(chunks), sse_error, held.pop_all(), headers)
+        response: Response = json_response(await until_hangup(request, routed.whole()))
+        response.headers.update(headers)
+        return response
+
+
+def route_headers(routed: Routed) -> Mapping[str, str]:
+    return {ROUTE_HEADER: routed.choice.target, REASON_HEADER: routed.choice.reason}
+
+
+async def _shown(routed: Routed, with_usage: bool) -> AsyncGenerator[JSON, None]:
+    """The usage's chunk is there for the ledger in any case, and for the client where it asks for it."""
+    async with aclosing(routed.chunks()) as chunks:
+        async for chunk in chunks:
+            if chunk["choices"] or with_usage:
+                yield chunk
