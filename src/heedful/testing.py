@@ -2,6 +2,7 @@
 
     make_tiny_model(tmp_path)
     LLM(str(tmp_path)).generate("hello", max_tokens=5)
+    make_tiny_adapter(tmp_path / "adapter")         # of that model
 
 It answers nonsense, but always the same nonsense for the same seed.
 """
@@ -63,6 +64,26 @@ def make_tiny_model(
     _write_json(folder / "config.json", config)
     _write_weights(folder / "model.safetensors", config, np.random.default_rng(seed))
     _write_tokenizer(folder, CHAT_TEMPLATE if chat else None)
+    return folder
+
+
+def make_tiny_adapter(folder: Path, *, seed: int = 1, rank: int = 4) -> Path:
+    """Write a LoRA adapter of the tiny model into `folder`, in PEFT's layout; returns it. With it the model answers
+    something else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(2):
+        for name, (out, width) in {"self_attn.q_proj": (32, 32), "mlp.down_proj": (32, 64)}.items():
+            stem = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{stem}.lora_A.weight"] = rng.normal(0, 0.5, (rank, width)).astype("<f4")
+            tensors[f"{stem}.lora_B.weight"] = rng.normal(0, 0.5, (out, rank)).astype("<f4")
+    (folder / "adapter_model.safetensors").write_bytes(_safetensors(tensors))
+    targets = ["q_proj", "down_proj"]
+    _write_json(
+        folder / "adapter_config.json",
+        {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "target_modules": targets},
+    )
     return folder
 
 

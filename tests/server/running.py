@@ -39,7 +39,7 @@ def start_server(model_dir: Path, *, load_decider: LoadDecider = load_decider, *
     chosen = ServerSettings(**{"models": ("tiny", "other"), "port": 0, "drain_seconds": 5.0, **settings})  # type: ignore[arg-type]
 
     def load(name: str) -> LLM:
-        return LLM(str(model_dir), threads=1)
+        return LLM(str(model_dir), threads=1, adapters=chosen.adapters if name == chosen.models[0] else None)
 
     def load_vectors(name: str) -> Embedder:
         return load_embedder(str(model_dir), threads=1)

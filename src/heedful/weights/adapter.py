@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from heedful.errors import SourceError, UnsupportedModel
+from heedful.errors import SourceError, UnknownModel, UnsupportedModel
 from heedful.models.config import ModelConfig
 from heedful.weights.lora import (
     CONFIG_NAME,
@@ -78,7 +78,10 @@ def merged_weights(base: Weights, adapter: Adapter) -> Weights:
 
 
 def _folder(source: str) -> Path:
-    path = resolve(source).path
+    try:
+        path = resolve(source).path
+    except UnknownModel as error:
+        raise SourceError(f"no adapter is at {source!r:.200}", f"Give a path, or hf:org/name. {_FORM}") from error
     if path.name in (CONFIG_NAME, WEIGHTS_NAME):
         path = path.parent
     for name in (CONFIG_NAME, WEIGHTS_NAME):
