@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heedful.decide.decider import DecisionModel
     from heedful.engine.embedder import Embedder
     from heedful.engine.llm import LLM
+    from heedful.router.policy import Policy
     from heedful.server.settings import ServerSettings
 
 KEY_VARIABLE = "HEEDFUL_API_KEY"
@@ -51,6 +52,10 @@ def serve(
             help="What answers /v1/systemone and /v1/decisions, as for `heedful decide -m`; may be given again. "
             "Default: the first model."
         ),
+    ] = None,
+    router: Annotated[
+        Path | None,
+        typer.Option(metavar="POLICY", help="YAML or TOML: where the model `auto` sends requests; docs/routing.md."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8080,
@@ -95,7 +100,9 @@ def serve(
     from heedful.server.run import serve as run
     from heedful.server.settings import ServerSettings
 
-    models = tuple(dict.fromkeys(model or [default_model]))
+    route_policy = _route_policy(router)
+    routed_models = route_policy.local_models if route_policy else ()
+    models = tuple(dict.fromkeys([*(model or ([] if routed_models else [default_model])), *routed_models]))
     settings = ServerSettings(
         models=models,
         adapters=_adapters(adapter or [], models),
@@ -108,7 +115,7 @@ def serve(
         policy=policy_from_options(kv, precise, window, sinks, budget, prefill),
         speculate=speculate,
         most_waiting=_within("--max-waiting", max_waiting, 1, 100_000),
-        most_models_loaded=_within("--max-loaded", max_loaded, 1, 1000),
+        most_models_loaded=max(_within("--max-loaded", max_loaded, 1, 1000), _needed(route_policy)),
         idle_unload_seconds=None if idle_unload <= 0 else idle_unload * 60,
         drain_seconds=_within("--drain", drain, 0, 3600),
         history_path=None if no_history else str(history or _default_history()),
@@ -128,8 +135,8 @@ def serve(
     loader.load_first()
     loader.find_deciders()
     warn_of_loss(settings.models[0], settings.policy)
-    app = make_app(settings, loader.llm, loader.embedder, loader.decider)
-    _announce(settings, listening.getsockname()[1], loader)
+    app = make_app(settings, loader.llm, loader.embedder, loader.decider, route_policy)
+    _announce(settings, listening.getsockname()[1], loader, route_policy)
     run(app, settings, listening)
 
 
@@ -181,7 +188,7 @@ class _Loader:
         return load_decider(name, threads=None if is_remote else self._options["threads"])
 
 
-def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
+def _announce(settings: ServerSettings, port: int, loader: _Loader, route_policy: Policy | None) -> None:
     from heedful.kernels import native
 
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -191,6 +198,9 @@ def _announce(settings: ServerSettings, port: int, loader: _Loader) -> None:
         print(f"heedful: adapters of {settings.models[0]}: {names}", file=sys.stderr)
     if settings.deciders:
         print(f"heedful: deciders are {', '.join(settings.deciders)}, loaded when first asked", file=sys.stderr)
+    if route_policy is not None:
+        targets = ", ".join(route_policy.targets)
+        print(f"heedful: auto goes to one of {targets} ({route_policy.path})", file=sys.stderr)
     llm = loader.first
     if llm is not None:
         runner = llm.engine.runner
@@ -216,6 +226,28 @@ def _adapters(given: list[str], models: tuple[str, ...]) -> dict[str, str]:
             raise BadParameter("--adapter", f"two models would be called {name!r:.80}", "Give it another name.")
         found[name] = source
     return found
+
+
+def _route_policy(path: Path | None) -> Policy | None:
+    """Raises PolicyError, and SourceError for a decider that there is none of."""
+    if path is None:
+        return None
+    from heedful.decide.load import default_decider, find_decider
+    from heedful.router.policy_file import load_policy
+
+    policy = load_policy(path)
+    for name in policy.deciders(default_decider()):
+        find_decider(name)
+    return policy
+
+
+def _needed(policy: Policy | None) -> int:
+    """Models that a policy has in memory at once: with less each request would load one."""
+    if policy is None:
+        return 1
+    from heedful.decide.load import default_decider
+
+    return max(1, len({*policy.local_models, *policy.deciders(default_decider())}))
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:
