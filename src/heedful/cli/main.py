@@ -26,6 +26,7 @@ VERBS = {
     "runs": "runs",
     "export": "export",
     "serve": "serve",
+    "route": "app",
     "cost": "cost",
     "show": "show",
     "pull": "pull",

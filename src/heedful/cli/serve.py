@@ -94,7 +94,7 @@ def serve(
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep no conversations.")] = False,
 ) -> None:
     """Serve models over HTTP: OpenAI's, Anthropic's and System One's APIs, metrics, and a page to chat at /."""
-    _require_server()
+    require_server()
     from heedful.server.app import make_app
     from heedful.server.run import listen
     from heedful.server.run import serve as run
@@ -267,7 +267,7 @@ def _default_history() -> Path:
     return Path(platformdirs.user_data_dir("heedful")) / "page.sqlite"
 
 
-def _require_server() -> None:
+def require_server() -> None:
     from importlib.util import find_spec
 
     missing = [

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from heedful.decide.load import find_decider
-from heedful.errors import PolicyError
+from heedful.errors import BadParameter, PolicyError
+from heedful.router.calibrate import RouteReport
 from heedful.router.choose import Thresholds
 from heedful.router.policy import CALIBRATED, Policy
 
@@ -52,6 +56,31 @@ def thresholds_of(policy: Policy, decider: str) -> Thresholds:
         raise PolicyError(str(path), "is no calibration of routes", _MAKE)
     by_route = {str(name): _threshold(str(path), name, value) for name, value in found["routes"].items()}
     return Thresholds(by_route, hashlib.sha256(data).hexdigest()[:12], _warnings(policy, decider, found, by_route))
+
+
+def write_calibration(path: Path, policy: Policy, decider: str, rows_sha256: str, report: RouteReport) -> None:
+    """In one rename, with all that it belongs to. Raises BadParameter."""
+    shown = report.to_dict()
+    about = {
+        "version": VERSION,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "policy_sha256": policy.sha256,
+        "decider": decider,
+        "rows_sha256": rows_sha256,
+    }
+    text = json.dumps({**about, **shown}, indent=1, ensure_ascii=False)
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise BadParameter("calibration", f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _threshold(where: str, name: Any, value: Any) -> float | None:

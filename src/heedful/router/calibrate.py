@@ -1,0 +1,183 @@
+"""Thresholds of routes from outcomes, under a bound on the rate of errors, and what they are worth on rows held out.
+
+    report = await calibrate(fitting, held_out, policy, error=0.05, margin=0.01)
+    report.routes["easy -> small"].threshold, report.curve
+
+A route may be taken where its probability is at least t. Of t only a few candidates are tried, which depend on the
+probabilities and not on the outcomes, each at its share of what certainty leaves (Bonferroni), so that the promise
+holds for the one that is chosen: with that certainty at most `error` of what the route takes is answered wrongly
+(Clopper–Pearson). The lowest candidate that passes is taken, for it saves most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil, log
+from typing import Any
+
+import numpy as np
+
+from heedful.decide.calibrate import error_bound
+from heedful.router.choose import Chooser, Judged, Thresholds
+from heedful.router.curve import Comparison, Point, compared, point_of
+from heedful.router.outcomes import Labelled
+from heedful.router.policy import CALIBRATED, Policy, Route
+
+CERTAINTY = 0.95
+CANDIDATES = 5
+LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Of error: one point of the curve each."""
+
+
+@dataclass(frozen=True)
+class RouteThreshold:
+    threshold: float | None
+    """None: no candidate promises the wanted error, and the route is never taken."""
+    rows: int
+    """Of the fitting rows, those that came to the route."""
+    taken: int
+    """Of those, at or above the threshold."""
+    errors: int
+    held_out_taken: int = 0
+    held_out_errors: int = 0
+    held_out_bound: float = 1.0
+    """By the held-out rows the true rate of errors is at most that, with certainty .95."""
+
+
+@dataclass(frozen=True)
+class RouteReport:
+    error: float
+    margin: float
+    """By how much quality may be lower and still not count as inferior."""
+    routes: Mapping[str, RouteThreshold]
+    rows_fitted: int
+    rows_held_out: int
+    rows_left_out: int
+    """Held-out rows on which a target is forbidden: there is nothing to compare it with."""
+    routed: Point
+    baselines: Mapping[str, Point]
+    """"always NAME", "random", "oracle"."""
+    comparisons: Mapping[str, Comparison]
+    curve: tuple[tuple[float, Point], ...]
+    """(level of error, what the policy does with the thresholds of that level)"""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def calibrate(
+    fitting: Sequence[Labelled], held_out: Sequence[Labelled], policy: Policy, *, error: float, margin: float
+) -> RouteReport:
+    """Thresholds from the one set, everything else from the other."""
+    routes = await fit_routes(fitting, policy, error)
+    chosen = Thresholds({name: one.threshold for name, one in routes.items()})
+    comparable = [one for one in held_out if not one.forbidden]
+    targets = await replay(comparable, policy, chosen)
+    routed = point_of(comparable, targets)
+    baselines, comparisons = compared(comparable, targets, list(policy.targets), margin=margin)
+    curve = []
+    for level in LEVELS:
+        found = await fit_routes(fitting, policy, level)
+        at_level = Thresholds({name: one.threshold for name, one in found.items()})
+        curve.append((level, point_of(comparable, await replay(comparable, policy, at_level))))
+    return RouteReport(
+        error=error,
+        margin=margin,
+        routes={name: await _checked(held_out, policy, name, one, chosen) for name, one in routes.items()},
+        rows_fitted=len(fitting),
+        rows_held_out=len(comparable),
+        rows_left_out=len(held_out) - len(comparable),
+        routed=routed,
+        baselines=baselines,
+        comparisons=comparisons,
+        curve=tuple(curve),
+    )
+
+
+async def fit_routes(rows: Sequence[Labelled], policy: Policy, error: float) -> dict[str, RouteThreshold]:
+    """Route by route, in the policy's order: later ones get what earlier ones have left."""
+    fitted: dict[str, RouteThreshold] = {}
+    for route in policy.routes:
+        if route.min_p != CALIBRATED or route.name in fitted:
+            continue
+        open_wide = {name: one.threshold for name, one in fitted.items()} | {route.name: 0.0}
+        mine = await _rows_of(rows, policy, route, Thresholds(open_wide))
+        fitted[route.name] = _fitted(mine, error)
+    return fitted
+
+
+async def _rows_of(
+    rows: Sequence[Labelled], policy: Policy, route: Route, thresholds: Thresholds
+) -> list[tuple[float, bool]]:
+    """(probability, whether its target is right) of the rows that this route would take."""
+    cause = f"route {policy.routes.index(route) + 1}"
+    found = []
+    for row in rows:
+        choice = await _chooser(policy, thresholds, row).choose(row.row.asked)
+        if choice.cause == cause and choice.p is not None and route.to in row.outcomes:
+            found.append((choice.p, row.outcomes[route.to].is_right))
+    return found
+
+
+def _fitted(rows: Sequence[tuple[float, bool]], error: float) -> RouteThreshold:
+    threshold = bounded_threshold([p for p, _ in rows], [right for _, right in rows], error=error)
+    taken = [right for p, right in rows if threshold is not None and p >= threshold]
+    return RouteThreshold(threshold, len(rows), len(taken), len(taken) - sum(taken))
+
+
+def bounded_threshold(
+    probabilities: Sequence[float],
+    right: Sequence[bool],
+    *,
+    error: float,
+    certainty: float = CERTAINTY,
+    candidates: int = CANDIDATES,
+) -> float | None:
+    """The lowest of a few candidates at or above which, with this certainty, at most `error` is wrong; None if none.
+
+    Candidates are the probabilities of the rows at even ranks, from the fewest rows that could pass to all of them.
+    """
+    assert len(probabilities) == len(right), (len(probabilities), len(right))
+    count = len(right)
+    fewest = ceil(log((1 - certainty) / candidates) / log(1 - error))
+    if count < fewest:
+        candidates = 1  # all of the promise for the one that is left: every row
+        fewest = ceil(log(1 - certainty) / log(1 - error))
+        if count < fewest:
+            return None
+        ranks = [count]
+    else:
+        ranks = sorted({round(rank) for rank in np.linspace(fewest, count, candidates)})
+    order = sorted(probabilities, reverse=True)
+    found = None
+    for rank in ranks:
+        threshold = order[rank - 1]
+        taken = [is_right for p, is_right in zip(probabilities, right, strict=True) if p >= threshold]
+        share = 1 - (1 - certainty) / candidates
+        if error_bound(len(taken) - sum(taken), len(taken), certainty=share) <= error:
+            found = threshold
+    return found
+
+
+async def replay(rows: Sequence[Labelled], policy: Policy, thresholds: Thresholds) -> list[str]:
+    """Where each row would go, by what the decider has said of it."""
+    return [(await _chooser(policy, thresholds, row).choose(row.row.asked)).target for row in rows]
+
+
+def _chooser(policy: Policy, thresholds: Thresholds, row: Labelled) -> Chooser:
+    async def ask(*_: object) -> Judged:
+        return Judged(row.answers, {})
+
+    return Chooser(policy, ask if row.answers else None, thresholds)
+
+
+async def _checked(
+    rows: Sequence[Labelled], policy: Policy, name: str, fitted: RouteThreshold, thresholds: Thresholds
+) -> RouteThreshold:
+    """With what the held-out rows say of it."""
+    route = next(one for one in policy.routes if one.name == name)
+    taken = [right for _, right in await _rows_of(rows, policy, route, thresholds)]
+    errors = len(taken) - sum(taken)
+    bound = error_bound(errors, len(taken)) if taken else 1.0
+    return RouteThreshold(fitted.threshold, fitted.rows, fitted.taken, fitted.errors, len(taken), errors, bound)

@@ -1,0 +1,142 @@
+"""Quality and cost of ways to route the same rows, with bootstrap intervals; savings only where quality is kept.
+
+Differences are paired: the same rows, resampled together. Quality is the share of right answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heedful.router.outcomes import COSTS, Labelled, Outcome
+
+RESAMPLES = 2_000
+SEED = 1
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, and where 95 % of resampled means lie."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Point:
+    rows: int
+    quality: Interval
+    cost: Mapping[str, Interval | None]
+    """By COSTS, a row; None where somebody does not say."""
+    shares: Mapping[str, float]
+    """Target → of how many rows."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The routed rows less the same rows under a baseline."""
+
+    quality: Interval
+    is_non_inferior: bool
+    """The lower end of the interval is not below −margin: only then the costs' differences are savings."""
+    saved: Mapping[str, Interval | None]
+    """By COSTS, a row: baseline less routed."""
+
+
+def point_of(rows: Sequence[Labelled], targets: Sequence[str]) -> Point:
+    """`targets`: one a row. What the decider cost is in it."""
+    quality, costs = _columns(rows, targets, with_router=True)
+    shares = {name: targets.count(name) / len(targets) for name in dict.fromkeys(targets)} if targets else {}
+    return Point(len(rows), interval(quality), _intervals(costs), shares)
+
+
+def compared(
+    rows: Sequence[Labelled], targets: Sequence[str], names: Sequence[str], *, margin: float
+) -> tuple[dict[str, Point], dict[str, Comparison]]:
+    """Baselines by name, and the routed rows against each. `names`: of all targets, the cheapest first."""
+    routed = _columns(rows, targets, with_router=True)
+    shares = {name: targets.count(name) / max(1, len(targets)) for name in names}
+    columns = {f"always {name}": _columns(rows, [name] * len(rows), with_router=False) for name in names}
+    columns["random"] = _mixed([columns[f"always {name}"] for name in names], [shares[name] for name in names])
+    best = [oracle(row, names) for row in rows]
+    columns["oracle"] = _columns(rows, best, with_router=False)
+    of_baseline = {f"always {name}": {name: 1.0} for name in names} | {"random": shares}
+    of_baseline["oracle"] = {name: best.count(name) / max(1, len(best)) for name in names}
+    points = {
+        name: Point(len(rows), interval(quality), _intervals(costs), of_baseline[name])
+        for name, (quality, costs) in columns.items()
+    }
+    return points, {name: _comparison(routed, one, margin) for name, one in columns.items()}
+
+
+def oracle(row: Labelled, names: Sequence[str]) -> str:
+    """The cheapest target that is right, by joules where all say them, else by seconds; the cheapest where none is."""
+    right = [name for name in names if row.outcomes[name].is_right] or list(names)
+
+    def cost(name: str) -> float:
+        known = all(row.outcomes[one].cost["joules"] is not None for one in names)
+        return float(row.outcomes[name].cost["joules" if known else "seconds"] or 0.0)
+
+    return min(right, key=cost)
+
+
+def interval(values: Floats) -> Interval:
+    """By percentiles of resampled means; of no rows, all unknown as 0."""
+    if not len(values):
+        return Interval(0.0, 0.0, 0.0)
+    draws = np.random.default_rng(SEED).integers(0, len(values), (RESAMPLES, len(values)))
+    means = values[draws].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+Columns = tuple[Floats, Mapping[str, Floats | None]]
+"""(right or not, cost by COSTS), a row each."""
+
+
+def _columns(rows: Sequence[Labelled], targets: Sequence[str], *, with_router: bool) -> Columns:
+    outcomes = [row.outcomes[target] for row, target in zip(rows, targets, strict=True)]
+    quality = np.array([one.is_right for one in outcomes], dtype=np.float64)
+    routers = [row.router if with_router else None for row in rows]
+    return quality, {name: _column(name, outcomes, routers) for name in COSTS}
+
+
+def _column(name: str, outcomes: Sequence[Outcome], routers: Sequence[Mapping[str, Any] | None]) -> Floats | None:
+    found = []
+    for outcome, router in zip(outcomes, routers, strict=True):
+        mine, asking = outcome.cost[name], 0.0 if router is None else router[name]
+        if mine is None or asking is None:
+            return None
+        found.append(mine + asking)
+    return np.array(found, dtype=np.float64)
+
+
+def _mixed(columns: Sequence[Columns], shares: Sequence[float]) -> Columns:
+    """What each row costs on average where its target is drawn."""
+    quality = np.sum([share * one for share, (one, _) in zip(shares, columns, strict=True)], axis=0)
+    costs: dict[str, Floats | None] = {}
+    for name in COSTS:
+        parts = [(share, costs_of[name]) for share, (_, costs_of) in zip(shares, columns, strict=True) if share]
+        known = [share * part for share, part in parts if part is not None]
+        costs[name] = np.sum(known, axis=0) if len(known) == len(parts) and known else None
+    return np.asarray(quality, dtype=np.float64), costs
+
+
+def _comparison(routed: Columns, baseline: Columns, margin: float) -> Comparison:
+    quality = interval(routed[0] - baseline[0])
+    saved = {}
+    for name in COSTS:
+        mine, theirs = routed[1][name], baseline[1][name]
+        saved[name] = None if mine is None or theirs is None else interval(theirs - mine)
+    return Comparison(quality, bool(len(routed[0])) and quality.low >= -margin, saved)
+
+
+def _intervals(costs: Mapping[str, Floats | None]) -> dict[str, Interval | None]:
+    return {name: None if values is None else interval(values) for name, values in costs.items()}
