@@ -17,10 +17,10 @@ from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
 from heedful.models.layers import RMSNorm
-from heedful.train.batches import Batch, arrays
+from heedful.train.batches import IGNORED, Batch, arrays
 from heedful.train.fast import _rms_norm
 from heedful.train.loop import begin, complete
-from heedful.train.loss import IGNORED, summed_loss
+from heedful.train.loss import summed_loss
 from heedful.train.network import fresh_decoder, hf_tensors, matrix_parts
 from heedful.train.optim import Optimizer, orthogonalized
 from heedful.train.run_files import RunFiles, open_run

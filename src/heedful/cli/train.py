@@ -1,8 +1,9 @@
-"""`heedful train`: from text files to a model that every other verb runs."""
+"""`heedful train`: from text files, or from chats and a base, to a model that every other verb runs."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from heedful.errors import BadParameter, HeedfulError
 
 if TYPE_CHECKING:
+    from heedful.train.chat_rows import Piece
     from heedful.train.loop import Outcome
     from heedful.train.settings import TrainSettings
 
@@ -20,6 +22,18 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder of the run, as runs/NAME.")],
     data: Annotated[
         list[Path] | None, typer.Option(help='A text file, or *.jsonl with {"text": …} a line; may be given again.')
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Begin from this model, as any verb names one; default: fresh weights.")
+    ] = None,
+    chat: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help='JSONL with {"messages": […]} or {"prompt": …, "completion": …} a line; answers are learned.'
+        ),
+    ] = None,
+    lora: Annotated[
+        int | None, typer.Option(help="Train low-rank updates of this rank; the base stays as its file has it.")
     ] = None,
     validation: Annotated[
         list[Path] | None, typer.Option(help="Judge by this file; default: a share of the data is kept apart.")
@@ -45,10 +59,13 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
-    """Train a model on text. What is printed is also in OUT/metrics.jsonl; Ctrl-C saves."""
+    """Train a model on text, or a base on chats. What is printed is also in OUT/metrics.jsonl; Ctrl-C saves."""
     given = {
         "data.files": [str(path) for path in data] if data else None,
         "data.validation": [str(path) for path in validation] if validation else None,
+        "model.base": base,
+        "data.chat": [str(path) for path in chat] if chat else None,
+        "lora.rank": lora,
         "model.size": size,
         "model.layers": layers,
         "run.steps": steps,
@@ -73,7 +90,7 @@ def train(
         return
     from heedful.train.loop import begin
 
-    _leave(begin(out, settings, say=_say))
+    _leave(begin(out, settings, say=_say, show=_show if sys.stdout.isatty() else None))
 
 
 def _settings(values: dict[str, Any], config: Path | None, assigned: list[str]) -> TrainSettings:
@@ -102,6 +119,16 @@ def _leave(outcome: Outcome) -> None:
 
 def _say(line: str) -> None:
     typer.echo(line)
+
+
+def _show(found: list[Piece]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble(*((piece.text, "bold green" if piece.learned else "dim") for piece in found))
+    console = Console()
+    console.print("the first row; green is learned, grey is context:", highlight=False)
+    console.print(text, soft_wrap=True)
 
 
 def _print_estimate(settings: TrainSettings, as_json: bool) -> None:

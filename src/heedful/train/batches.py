@@ -2,7 +2,8 @@
 order of a keyed shuffle while they fit, and none is cut to fill it. So a step is a pure function of the settings and of
 one number, how many segments came before it, and seeking costs nothing.
 
-Every token but the first end token is a target exactly once an epoch.
+Every token but the first end token is a target exactly once an epoch; of chats, every one that is to be learned. A chat
+is a segment, and none is cut.
 """
 
 from __future__ import annotations
@@ -52,6 +53,26 @@ class Segments(Sequence[Segment]):
         return Segment(document, first + begin, (end - first) * (part + 1) // parts - begin)
 
 
+class Chats(Sequence[Segment]):
+    """A segment for each chat of a store; its last token is a target alone."""
+
+    def __init__(self, store: TokenStore) -> None:
+        self._starts = store.starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> Segment:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        first, end = int(self._starts[number]), int(self._starts[number + 1])
+        return Segment(number, first, end - first - 1)
+
+
+def segments_of(store: TokenStore, context_len: int) -> Sequence[Segment]:
+    return Segments(store, context_len) if store.learned is None else Chats(store)
+
+
 @dataclass(frozen=True)
 class Batch:
     segments: tuple[Segment, ...]
@@ -78,7 +99,7 @@ class TrainingData:
     ) -> None:
         assert batch_tokens >= context_len, (batch_tokens, context_len)
         self.store = store
-        self._segments = Segments(store, context_len)
+        self._segments = segments_of(store, context_len)
         self._batch_tokens, self._seed = batch_tokens, seed
         n = len(self._segments)
         kept = 0 if validation is not None else round(n * validation_share)
@@ -92,7 +113,7 @@ class TrainingData:
         if validation is None:
             chosen = [self._segments[self._apart[i]] for i in range(kept)]
         else:
-            others = Segments(validation, context_len)
+            others = segments_of(validation, context_len)
             chosen = [others[i] for i in Permutation(len(others), "validation")]
         self.validation_store = validation or store
         self.validation_segments = chosen
@@ -134,14 +155,29 @@ class TokenArrays:
     lengths: list[int]
 
 
+IGNORED = -100
+"""A target that is none."""
+
+
 def arrays(store: TokenStore, segments: Sequence[Segment]) -> TokenArrays:
     spans = [store.tokens[segment.start : segment.start + segment.length + 1] for segment in segments]
     return TokenArrays(
         np.concatenate([span[:-1] for span in spans]).astype(np.int64),
         np.concatenate([np.arange(segment.length) for segment in segments]),
-        np.concatenate([span[1:] for span in spans]).astype(np.int64),
+        np.where(_learned(store, segments), np.concatenate([span[1:] for span in spans]).astype(np.int64), IGNORED),
         [segment.length for segment in segments],
     )
+
+
+def count_targets(store: TokenStore, segments: Sequence[Segment]) -> int:
+    return int(np.count_nonzero(_learned(store, segments)))
+
+
+def _learned(store: TokenStore, segments: Sequence[Segment]) -> npt.NDArray[np.bool_]:
+    """Of each target."""
+    if store.learned is None:
+        return np.ones(sum(segment.length for segment in segments), dtype=np.bool_)
+    return np.concatenate([store.learned[s.start + 1 : s.start + s.length + 1] for s in segments])
 
 
 def visits(segments: Sequence[Segment], config: ModelConfig) -> int:

@@ -23,7 +23,8 @@ from heedful.train.checkpoint import Arrays, TrainingState
 from heedful.train.fast import keep_freed_memory
 from heedful.train.optim import Optimizer
 from heedful.train.schedule import rate_share
-from heedful.train.settings import TrainSettings
+from heedful.train.settings import TrainSettings, told
+from heedful.weights.names import WeightsToPlace
 from heedful.weights.safetensors_file import read_safetensors
 
 SMOOTHING = 0.95
@@ -80,11 +81,14 @@ class Learner(ABC):
     best_by: BestBy
     weights_file: str = files.MODEL
     """What a checkpoint calls the file of what is trained."""
+    stored_exactly: bool = True
+    """Whether `place` gives back what `weights` gave to the bit; where not, the checkpoint has another copy."""
 
     def __init__(self, folder: Path, settings: TrainSettings, model: nn.Module, optimizer: Optimizer) -> None:
         self.folder, self.settings, self.optimizer = folder, settings, optimizer
         self.state = TrainingState()
-        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self.trained = list(self._parameters.values())
         self._average = [p.detach().clone() for p in self.trained] if settings.optim.ema else None
 
     # ---- what each kind of training does in its own way
@@ -128,7 +132,7 @@ class Learner(ABC):
         done = self.state
         batch = self.pass_batch()
         norm = self._guarded_norm(batch)
-        lr = self.settings.optim.lr * rate_share(done.step, self.settings.run.steps, self.settings.optim)
+        lr = told(self.settings.optim.lr) * rate_share(done.step, self.settings.run.steps, self.settings.optim)
         self.optimizer.step(lr)
         self._take_into_average()
         self.state = replace(
@@ -185,23 +189,34 @@ class Learner(ABC):
     def save(self) -> Path:
         with self.averaged():
             tensors = {self.weights_file: self.weights()}
-        if self._average is not None:
-            tensors[files.TRAINED] = self.weights()
-        tensors[files.OPTIMIZER] = {name: value.numpy() for name, value in self.optimizer.state().items()}
+        if self._is_kept_twice:
+            tensors[files.TRAINED] = {name: each.detach().numpy() for name, each in self._parameters.items()}
+        tensors[files.OPTIMIZER] = self.optimizer.stored()
         return files.write_checkpoint(self.folder, self.state, tensors, self.documents(), self.settings.run.keep)
 
     def load(self, folder: Path) -> None:
         """Stand where a checkpoint stood. Raises FileFormatError, UnsupportedModel for one that is not this run's."""
         with self.averaged():
             self.place(folder / self.weights_file)
-        if self._average is not None:
-            self.place(folder / files.TRAINED)
+        if self._is_kept_twice:
+            self._place_trained(folder / files.TRAINED)
         stored = read_safetensors(folder / files.OPTIMIZER)
         try:
             self.optimizer.load({name: torch.from_numpy(value.to_float32()) for name, value in stored.items()})
         except KeyError as error:
             raise FileFormatError(f"{folder} has a state for {error}, which this model lacks", "") from None
         self.state = files.read_state(folder)
+
+    @property
+    def _is_kept_twice(self) -> bool:
+        return self._average is not None or not self.stored_exactly
+
+    def _place_trained(self, stored: Path) -> None:
+        to_place = WeightsToPlace(read_safetensors(stored))
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(torch.from_numpy(to_place.take(name, tuple(parameter.shape)).to_float32()))
+        to_place.require_none_left()
 
 
 def prepare_process(threads: int) -> None:

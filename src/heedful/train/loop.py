@@ -16,6 +16,8 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any
 
 from heedful import __version__, hardware
+from heedful.train.chat_rows import Piece
+from heedful.train.chat_store import as_plain_text, shown
 from heedful.train.checkpoint import remove_unfinished
 from heedful.train.html_report import write_report
 from heedful.train.report import StepLine, loss_plot, progress_line, short
@@ -48,9 +50,20 @@ class Outcome:
     """The signal that ended the run before its last step."""
 
 
-def begin(folder: Path, settings: TrainSettings, *, say: Say = print) -> Outcome:
-    """A new run in `folder`. Raises as `begin_run` and `Learner.step` do."""
-    return _train(learner_of(begin_run(folder, complete(settings), say)), say)
+def begin(
+    folder: Path, settings: TrainSettings, *, say: Say = print, show: Callable[[list[Piece]], None] | None = None
+) -> Outcome:
+    """A new run in `folder`. `show`: gets a chat of the data, in pieces that are learned and that are context; None:
+    it is said. Raises as `begin_run` and `Learner.step` do.
+    """
+    run = begin_run(folder, complete(settings), say)
+    if run.data.store.learned is not None:
+        found = shown(run.data.store, run.tokenizer)
+        if show is None:
+            say(f"the first row; what is learned stands in [[ ]]:\n{as_plain_text(found)}")
+        else:
+            show(found)
+    return _train(learner_of(run), say)
 
 
 def complete(settings: TrainSettings) -> TrainSettings:
@@ -83,9 +96,9 @@ def resume(folder: Path, *, steps: int | None = None, say: Say = print) -> Outco
 
 def learner_of(run: RunFiles) -> Learner:
     """What its settings ask for. Here a new kind of training joins."""
-    from heedful.train.trainer import Trainer
+    from heedful.train.trainer import ChatTrainer, Trainer
 
-    return Trainer(run)
+    return ChatTrainer(run) if run.settings.data.chat else Trainer(run)
 
 
 def _train(learner: Learner, say: Say) -> Outcome:

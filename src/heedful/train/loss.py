@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.models.decoder import Decoder
-
-IGNORED = -100
-"""A target that is none."""
+from heedful.train.batches import IGNORED
 
 
 def summed_loss(decoder: Decoder, hidden: Tensor, targets: Tensor, *, chunk: int) -> Tensor:

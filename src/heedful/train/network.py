@@ -5,7 +5,7 @@ what it writes when every token is computed anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,8 @@ from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
 from heedful.weights.names import Weights, WeightsToPlace, hf_name
+from heedful.weights.out_tensor import to_hf
+from heedful.weights.tensor import StoredTensor, fold
 
 EMBEDDING_STD = 0.02
 
@@ -51,6 +53,23 @@ def hf_tensors(decoder: Decoder) -> dict[str, npt.NDArray[np.float32]]:
     return {hf_name(name): slot.detach().numpy() for name, slot in decoder.weight_slots()}
 
 
+def hf_arrays(decoder: Decoder) -> dict[str, npt.NDArray[np.float32]]:
+    """Every weight as its family's Hugging Face files have it; views where nothing has to be joined or changed."""
+    slots = {name: slot.detach().numpy() for name, slot in decoder.weight_slots()}
+    stored = {name: _stored(name, values) for name, values in slots.items()}
+    return {
+        tensor.name: tensor.values()
+        if len(tensor.parts) > 1 or tensor.added
+        else tensor.parts[0].blocks.view(np.float32).reshape(tensor.shape)
+        for tensor in to_hf(stored, decoder.config, "F32")
+    }
+
+
+def _stored(name: str, values: npt.NDArray[np.float32]) -> StoredTensor:
+    rows, columns = fold(values.shape)
+    return StoredTensor(name, "F32", values.shape, values.reshape(rows, columns).view(np.uint8))
+
+
 def place(decoder: Decoder, weights: Weights) -> None:
     """Overwrite the decoder's weights. Raises UnsupportedModel when one is missing, extra or misshapen."""
     to_place = WeightsToPlace(weights)
@@ -61,17 +80,17 @@ def place(decoder: Decoder, weights: Weights) -> None:
 
 
 def generated(
-    decoder: Decoder, prompt_ids: list[int], max_tokens: int, end_id: int, *, seed: int | None = None
+    decoder: Decoder, prompt_ids: list[int], max_tokens: int, end_ids: Collection[int], *, seed: int | None = None
 ) -> list[int]:
     """New ids, every step computed in full, without any cache; the likeliest ones, or with a seed sampled ones. Ends
-    before `end_id`, or where the context is full.
+    before one of `end_ids`, or where the context is full.
     """
     ids = list(prompt_ids)
     draw = None if seed is None else torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _ in range(min(max_tokens, decoder.config.context_len - len(ids))):
             token = _next_token(last_logits(decoder, ids), draw)
-            if token == end_id:
+            if token in end_ids:
                 break
             ids.append(token)
     return ids[len(prompt_ids) :]

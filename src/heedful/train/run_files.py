@@ -1,5 +1,5 @@
-"""The folder of a run: run.json (its settings, written last, so that a run is there or not), data/ (tokenizer and token
-arrays), metrics.jsonl and checkpoints/.
+"""The folder of a run: run.json (its settings, and which base it has; written last, so that a run is there or not),
+data/ (tokenizer, token arrays, and of a base the other files of a model's folder), metrics.jsonl and checkpoints/.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from typing import Any
 from heedful import __version__, hardware
 from heedful.errors import BadParameter, FileFormatError, UsageError
 from heedful.text.tokenizer import Tokenizer
+from heedful.train.base import Base, base_from_facts, open_base
 from heedful.train.batches import TrainingData
+from heedful.train.chat_store import CHATML, write_chat_store
 from heedful.train.checkpoint import sync_folder, write_aside
 from heedful.train.corpus import END, NUM_BYTES, SPECIAL_TOKENS, documents, write_tokenizer
 from heedful.train.settings import TrainSettings, by_name, changed, told
 from heedful.train.token_store import TokenStore, write_store
+from heedful.weights.export import hf_documents
+from heedful.weights.load import LoadedModel
 
 RUN, DATA, METRICS = "run.json", "data", "metrics.jsonl"
 
@@ -31,24 +35,33 @@ class RunFiles:
     settings: TrainSettings
     tokenizer: Tokenizer
     end_id: int
+    """Between documents, and before a sample's prompt."""
     data: TrainingData
+    base: Base | None = None
 
-    def tokenizer_files(self) -> dict[str, bytes]:
-        names = ("tokenizer.json", "tokenizer_config.json")
-        return {name: (self.folder / DATA / name).read_bytes() for name in names}
+    def model_files(self) -> dict[str, bytes]:
+        """Those that make weights a model's folder: of fresh weights the tokenizer's, of a base all but the weights."""
+        return {file.name: file.read_bytes() for file in sorted((self.folder / DATA).iterdir()) if file.is_file()}
 
 
 def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> RunFiles:
     """Tokenizes the data of dialled settings into a new run's folder.
 
-    Raises BadParameter for data that cannot be read, UsageError when a run, or something else, is there already.
+    Raises BadParameter for data that cannot be read, UsageError when a run, or something else, is there already; for a
+    base as `open_base` does.
     """
-    if not settings.data.files:
+    if not (settings.data.files or settings.data.chat):
         raise BadParameter("--data", "is missing", "Name a text file, or a *.jsonl with a text in every line.")
     _require_free(folder)
+    base = None
     aside = folder / f".data.{os.getpid()}"
     aside.mkdir(parents=True)
     try:
+        if settings.model.base is None:
+            _write_tokenizer(aside, settings)
+        else:
+            base, loaded = open_base(settings.model.base)
+            write_base_files(aside, loaded, settings)
         _tokenize(aside, settings, say)
         os.rename(aside, folder / DATA)
     finally:
@@ -58,6 +71,7 @@ def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None])
         "heedful": __version__,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": _machine(),
+        "base": None if base is None else asdict(base),
         "settings": settings.as_dict(),
     }
     write_aside(folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
@@ -84,16 +98,44 @@ def _require_free(folder: Path) -> None:
         shutil.rmtree(entry)
 
 
-def _tokenize(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> None:
-    files = [Path(name) for name in settings.data.files]
+def _write_tokenizer(folder: Path, settings: TrainSettings) -> None:
     is_bytes = settings.data.tokenizer == "bytes"
     asked = NUM_BYTES + len(SPECIAL_TOKENS) if is_bytes else told(settings.data.vocab_size)
-    write_tokenizer(folder, () if is_bytes else documents(files), asked)
+    texts = () if is_bytes else documents(map(Path, settings.data.files))
+    write_tokenizer(folder, texts, asked)
+    if settings.data.chat:
+        raise BadParameter("--chat", "needs a base", "Name one: --base smollm2")
+
+
+def write_base_files(folder: Path, loaded: LoadedModel, settings: TrainSettings) -> None:
+    """A model's folder without its weights, with the template that its chats are to have."""
+    for name, content in hf_documents(loaded, "f32").items():
+        (folder / name).write_bytes(content)
+    if settings.data.template is not None:
+        (folder / "chat_template.jinja").write_bytes(read_template(Path(settings.data.template)))
+    elif loaded.tokenizer.chat_template is None and {"<|im_start|>", "<|im_end|>"} <= loaded.tokenizer.control_texts:
+        (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+
+
+def read_template(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadParameter("data.template", f"{path} cannot be read: {error.strerror}") from error
+
+
+def _tokenize(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> None:
+    """Into the stores `train` and, where files are named for it, `validation`."""
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    parts = {"train": files, "validation": [Path(name) for name in settings.data.validation]}
-    for name, paths in parts.items():
-        if paths:
-            facts = write_store(folder / name, documents(paths), tokenizer, _end_of(tokenizer)).facts
+    files = settings.data.chat or settings.data.files
+    for name, paths in (("train", files), ("validation", settings.data.validation)):
+        if not paths:
+            continue
+        of_part = [Path(path) for path in paths]
+        if settings.data.chat:
+            say(write_chat_store(folder / name, of_part, tokenizer, told(settings.model.context_len), name))
+        else:
+            facts = write_store(folder / name, documents(of_part), tokenizer, _end_of(tokenizer)).facts
             say(
                 f"{name}: {facts.documents:,} {'document' if facts.documents == 1 else 'documents'}, "
                 f"{facts.text_bytes:,} bytes, {facts.tokens:,} tokens of {tokenizer.vocab_size:,}"
@@ -101,8 +143,12 @@ def _tokenize(folder: Path, settings: TrainSettings, say: Callable[[str], None])
 
 
 def _end_of(tokenizer: Tokenizer) -> int:
+    """Between documents: what ends a text, not what ends an answer, where a model has both."""
     end_id = tokenizer.id_of(END)
-    assert end_id is not None, tokenizer.control_texts
+    if end_id is None:
+        end_id = min(tokenizer.eos_ids, default=tokenizer.bos_id)
+    if end_id is None:
+        raise BadParameter("--base", "has no token that ends a text", "Take another base.")
     return end_id
 
 
@@ -118,7 +164,13 @@ def open_run(folder: Path) -> RunFiles:
         validation_share=settings.data.validation_share,
         validation=TokenStore.open(folder / DATA / "validation") if settings.data.validation else None,
     )
-    return RunFiles(folder, settings, tokenizer, _end_of(tokenizer), data)
+    return RunFiles(folder, settings, tokenizer, _end_of(tokenizer), data, base_of(folder))
+
+
+def base_of(folder: Path) -> Base | None:
+    """Which base the run has. Raises as `open_run` does."""
+    facts = read_facts(folder).get("base")
+    return None if facts is None else base_from_facts(facts)
 
 
 def with_steps(run: RunFiles, steps: int) -> RunFiles:

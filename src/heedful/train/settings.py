@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from heedful.errors import BadParameter
 
@@ -23,8 +23,10 @@ SIZES = {"tiny": 4, "small": 6, "medium": 12}
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Of what is None, the dial decides: see `shape.py`."""
+    """Of what is None, the dial decides: see `shape.py`. A base brings its own; `context_len` may be less."""
 
+    base: str | None = None
+    """The model that training begins from, as any verb names one; None: fresh weights."""
     size: Literal["tiny", "small", "medium"] = "small"
     layers: int | None = None
     hidden_size: int | None = None
@@ -45,6 +47,10 @@ class ModelSettings:
 class DataSettings:
     files: tuple[str, ...] = ()
     """Text files (each is one document), or JSONL with {"text": …} in every line."""
+    chat: tuple[str, ...] = ()
+    """JSONL with {"messages": […]} or {"prompt": …, "completion": …} in every line; what assistants say is learned."""
+    template: str | None = None
+    """A file with the chat template to use, instead of the model's own."""
     validation: tuple[str, ...] = ()
     """Files to judge by; (): a share of the training text is kept apart."""
     validation_share: float = 0.02
@@ -57,7 +63,8 @@ class DataSettings:
 class OptimSettings:
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: for the matrices of the layers; everything else is AdamW's even then."""
-    lr: float = 3e-3
+    lr: float | None = None
+    """The highest. None: the kind of training decides."""
     schedule: Literal["wsd", "cosine"] = "wsd"
     warmup: float = 0.02
     """Share of the steps."""
@@ -86,6 +93,20 @@ class OptimSettings:
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank updates beside a base that stays as it is, in the format of its file (arXiv:2106.09685)."""
+
+    rank: int = 0
+    """0: none, all weights are trained."""
+    alpha: float | None = None
+    """Updates count alpha / rank times. None: twice the rank."""
+    dropout: float = 0.0
+    """Share of an update's inputs that a step leaves out."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Matrices of every layer that get one, by the names that the peft package knows."""
+
+
+@dataclass(frozen=True)
 class RunSettings:
     steps: int = 1000
     seed: int = 0
@@ -108,6 +129,7 @@ class TrainSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
@@ -119,6 +141,21 @@ class TrainSettings:
             raise BadParameter("model.windows", f"is {self.model.windows!r}", "Write a pattern of S and L, as SSSL.")
         if self.optim.warmup + self.optim.decay > 1:
             raise BadParameter("optim.decay", "and optim.warmup are together more than all steps", "They are shares.")
+        if self.data.files and self.data.chat:
+            raise BadParameter("--chat", "and --data are two kinds of training", "Give one of them.")
+        if self.lora.rank:
+            self._require_lora_can_be()
+
+    def _require_lora_can_be(self) -> None:
+        if self.model.base is None:
+            raise BadParameter("lora.rank", "needs a base that the updates belong to", "Name one: --base smollm2")
+        if unknown := set(self.lora.targets) - set(LoraSettings().targets):
+            known = ", ".join(LoraSettings().targets)
+            raise BadParameter("lora.targets", f"has {', '.join(sorted(unknown))}", f"Known: {known}.")
+        if not self.lora.targets:
+            raise BadParameter("lora.targets", "names none", f"Known: {', '.join(LoraSettings().targets)}.")
+        if self.optim.optimizer == "muon":
+            raise BadParameter("optim.optimizer", "muon is for whole matrices", "Train low-rank updates with adamw.")
 
     def value(self, name: str) -> Any:
         section, _, key = name.partition(".")
@@ -154,6 +191,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "optim.micro_batches": (1, 1 << 16),
     "optim.loss_chunk": (1, _MOST),
     "optim.ema": (0, 0.9999999),
+    "lora.rank": (0, 1 << 14),
+    "lora.alpha": (1e-6, 1 << 20),
+    "lora.dropout": (0, 0.95),
     "run.steps": (1, _MOST),
     "run.seed": (0, 2**63 - 1),
     "run.threads": (1, 4096),
@@ -180,14 +220,17 @@ def changed(settings: TrainSettings, values: Mapping[str, Any]) -> TrainSettings
     return replace(settings, **parts)
 
 
-def told(value: int | None) -> int:
+Number = TypeVar("Number", int, float)
+
+
+def told(value: Number | None) -> Number:
     """A setting that the dial has filled in."""
     assert value is not None
     return value
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """Values by "section.key" of a TOML or JSON file with the sections [model], [data], [optim] and [run]."""
+    """Values by "section.key" of a TOML or JSON file with the sections of TrainSettings."""
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -198,7 +241,9 @@ def from_file(path: Path) -> dict[str, Any]:
             "--config", f"{path} is not valid: {error}", "It is read as TOML, or JSON as *.json."
         ) from None
     if not isinstance(found, dict):
-        raise BadParameter("--config", f"{path} holds no table", "It has the sections [model], [data], [optim], [run].")
+        raise BadParameter(
+            "--config", f"{path} holds no table", "It has the sections [model], [data], [optim], [lora], [run]."
+        )
     return by_name(found)
 
 
@@ -247,7 +292,7 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     if kind == tuple[str, ...]:
         words = [value] if isinstance(value, str) else value
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-            raise BadParameter(name, f"is {value!r}", "It is a list of file names.")
+            raise BadParameter(name, f"is {value!r}", "It is a list of texts.")
         return tuple(words)
     allowed = get_args(kind) or (kind,)
     if float in allowed and type(value) is int:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from heedful.errors import BadParameter
 from heedful.models import config_export
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
+from heedful.train.base import base_config
 from heedful.train.settings import SIZES, ModelSettings, TrainSettings, told
 
 HEAD_DIM = 64
 _CONTEXTS = {"tiny": 256, "small": 512, "medium": 1024}
 _VOCABULARIES = {"tiny": 2048, "small": 8192, "medium": 16384}
 NORM_EPS = 1e-6
+FRESH_LR, BASE_LR, LOW_RANK_LR = 3e-3, 1e-4, 1e-3
+"""The highest rate, where the settings have none: of fresh weights, of all of a base's, of updates beside them."""
+BASE_CONTEXT = 1024
+"""Tokens of a row at most, where the settings do not say."""
 
 
 def dialled(settings: TrainSettings) -> TrainSettings:
@@ -22,6 +27,8 @@ def dialled(settings: TrainSettings) -> TrainSettings:
 
     Raises BadParameter where what was named does not go together.
     """
+    if settings.model.base is not None:
+        return _based(settings)
     asked = settings.model
     layers = asked.layers or SIZES[asked.size]
     hidden = asked.hidden_size or HEAD_DIM * layers
@@ -46,7 +53,29 @@ def dialled(settings: TrainSettings) -> TrainSettings:
         settings,
         model=model,
         data=replace(settings.data, vocab_size=vocab_size),
-        optim=replace(settings.optim, batch_tokens=batch_tokens),
+        optim=replace(settings.optim, batch_tokens=batch_tokens, lr=settings.optim.lr or FRESH_LR),
+    )
+
+
+def _based(settings: TrainSettings) -> TrainSettings:
+    """A base brings its shape and its tokenizer: what the settings say of them is refused."""
+    defaults = TrainSettings()
+    fixed = [f"model.{each.name}" for each in fields(ModelSettings) if each.name not in ("base", "context_len")]
+    for name in [*fixed, "data.tokenizer", "data.vocab_size"]:
+        if settings.value(name) != defaults.value(name):
+            raise BadParameter(name, "is given, and a base too, which has its own", "Leave one of them out.")
+    config = base_config(str(settings.model.base))
+    context = settings.model.context_len or min(config.context_len, BASE_CONTEXT)
+    if context > config.context_len:
+        raise BadParameter("model.context_len", f"is {context:,}; the base sees {config.context_len:,} at most")
+    batch_tokens = settings.optim.batch_tokens or context
+    if batch_tokens < context:
+        raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than a context of {context:,}")
+    lr = settings.optim.lr or (LOW_RANK_LR if settings.lora.rank else BASE_LR)
+    return replace(
+        settings,
+        model=replace(settings.model, context_len=context),
+        optim=replace(settings.optim, batch_tokens=batch_tokens, lr=lr),
     )
 
 

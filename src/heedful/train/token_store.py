@@ -1,7 +1,8 @@
 """Token ids of all documents on disk: one flat array, mapped, and where each document begins.
 
 Documents share the end token between them: end d1 end d2 end. So every one of them starts after an end token, as a
-prompt does, and ends by predicting one.
+prompt does, and ends by predicting one. Chats stand side by side, each as its template begins and ends it, with a mark
+for every token that is to be learned.
 """
 
 from __future__ import annotations
@@ -26,21 +27,30 @@ class StoreFacts:
     dtype: str
     tokens: int
     documents: int
-    text_bytes: int
-    """Of the documents as UTF-8."""
+    text_bytes: int | None
+    """Of the documents as UTF-8; None: chats."""
     sha256: str
     """Of the array of tokens."""
+    learned_sha256: str | None = None
+    """Of the array of marks, where there is one."""
 
 
 class TokenStore:
-    """`tokens`: the flat array. `starts` int64 (documents + 1,): of each document's opening end token, and the last."""
+    """`tokens`: the flat array. `starts` int64 (documents + 1,): of each document's opening end token, and the last; of
+    each chat's first token, and the end. `learned` bool (tokens,): of chats, which tokens are targets; None: all are.
+    """
 
     def __init__(
-        self, facts: StoreFacts, tokens: npt.NDArray[np.unsignedinteger], starts: npt.NDArray[np.int64]
+        self,
+        facts: StoreFacts,
+        tokens: npt.NDArray[np.unsignedinteger],
+        starts: npt.NDArray[np.int64],
+        learned: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self.facts = facts
         self.tokens = tokens
         self.starts = starts
+        self.learned = learned
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
@@ -55,7 +65,16 @@ class TokenStore:
             raise _damaged(folder, f"{len(tokens):,} tokens are there, {facts.tokens:,} were written")
         if sha256_of(folder / "tokens.bin") != facts.sha256:
             raise _damaged(folder, "its sha256 is another")
-        return cls(facts, tokens, starts)
+        return cls(facts, tokens, starts, _open_learned(folder, facts))
+
+
+def _open_learned(folder: Path, facts: StoreFacts) -> npt.NDArray[np.bool_] | None:
+    if facts.learned_sha256 is None:
+        return None
+    path = folder / "learned.bin"
+    if not path.is_file() or sha256_of(path) != facts.learned_sha256:
+        raise _damaged(folder, "which tokens are learned is not what was written")
+    return np.memmap(path, dtype=np.bool_, mode="r")
 
 
 def _damaged(folder: Path, what: str) -> FileFormatError:
@@ -83,5 +102,32 @@ def write_store(folder: Path, texts: Iterable[str], tokenizer: Tokenizer, end_id
     np.array(starts, dtype="<i8").tofile(folder / "starts.bin")
     digest = sha256_of(folder / "tokens.bin")
     facts = StoreFacts(dtype.str, starts[-1] + 1, len(starts) - 1, text_bytes, digest)
+    (folder / "store.json").write_text(json.dumps(asdict(facts), indent=1) + "\n", encoding="utf-8")
+    return TokenStore.open(folder)
+
+
+@dataclass(frozen=True)
+class ChatTokens:
+    """A chat as the model reads it."""
+
+    token_ids: list[int]
+    learned: list[bool]
+    """Of each token, whether it is a target."""
+
+
+def write_chats(folder: Path, chats: Iterable[ChatTokens], vocab_size: int) -> TokenStore:
+    """Raises BadParameter when there is none."""
+    folder.mkdir(parents=True)
+    dtype, starts = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4"), [0]
+    with (folder / "tokens.bin").open("wb") as tokens, (folder / "learned.bin").open("wb") as learned:
+        for chat in chats:
+            tokens.write(np.array(chat.token_ids, dtype=dtype).tobytes())
+            learned.write(np.array(chat.learned, dtype=np.bool_).tobytes())
+            starts.append(starts[-1] + len(chat.token_ids))
+    if len(starts) == 1:
+        raise BadParameter("--chat", "holds no row that can be learned from", "Every row needs an assistant's message.")
+    np.array(starts, dtype="<i8").tofile(folder / "starts.bin")
+    digests = [sha256_of(folder / name) for name in ("tokens.bin", "learned.bin")]
+    facts = StoreFacts(dtype.str, starts[-1], len(starts) - 1, None, *digests)
     (folder / "store.json").write_text(json.dumps(asdict(facts), indent=1) + "\n", encoding="utf-8")
     return TokenStore.open(folder)

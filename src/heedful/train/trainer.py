@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -13,47 +15,50 @@ import torch
 from torch import Tensor
 
 from heedful.kernels.text_attention import PackedCausalAttend
-from heedful.train.batches import Batch, Segment, arrays, in_parts, visits
+from heedful.train.batches import IGNORED, Batch, Segment, arrays, count_targets, in_parts, visits
+from heedful.train.chat_store import chat_of
 from heedful.train.checkpoint import Arrays
 from heedful.train.fast import fuse_norms
 from heedful.train.learner import BatchFacts, BestBy, Learner, prepare_process
 from heedful.train.loss import summed_loss
-from heedful.train.network import fresh_decoder, generated, hf_tensors, matrix_parts, place, recompute_in_backward
+from heedful.train.network import generated, recompute_in_backward
 from heedful.train.optim import Optimizer
-from heedful.train.report import training_flops
 from heedful.train.run_files import RunFiles
 from heedful.train.settings import told
-from heedful.train.shape import hf_config, model_config
 from heedful.train.token_store import TokenStore
-from heedful.weights import names
-from heedful.weights.safetensors_file import read_safetensors
+from heedful.train.trained_model import trained_model
 
 
 class Trainer(Learner):
-    """Sets PyTorch's thread count, and how freed memory is kept, for the whole process."""
+    """Learns text, and is judged in bits per byte. Sets PyTorch's thread count, and how freed memory is kept, for the
+    whole process.
+    """
 
     best_by = BestBy("bits_per_byte", "bits a byte")
 
     def __init__(self, run: RunFiles) -> None:
         prepare_process(told(run.settings.run.threads))
         self.run = run
-        self.config = model_config(run.settings.model, run.tokenizer.vocab_size)
-        self.decoder = fresh_decoder(self.config, run.settings.run.seed)
+        self.model = trained_model(run)
+        self.config, self.decoder = self.model.config, self.model.decoder
+        self.weights_file, self.stored_exactly = self.model.weights_file, self.model.stored_exactly
         fuse_norms(self.decoder)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.decoder)
-        matrices = dict(matrix_parts(self.decoder))
-        super().__init__(run.folder, run.settings, self.decoder, Optimizer(self.decoder, run.settings.optim, matrices))
+        optimizer = Optimizer(self.decoder, run.settings.optim, self.model.matrices)
+        super().__init__(run.folder, run.settings, self.decoder, optimizer)
 
     # ---- steps
 
     def pass_batch(self) -> BatchFacts:
         done, data = self.state, self.run.data
         batch = data.batch(done.cursor)
+        self.decoder.train()
+        torch.manual_seed(_seed_of(self.settings.run.seed, done.step))  # of what dropout leaves out
         return BatchFacts(
             loss=self.gradients(batch),
             tokens=batch.tokens,
-            targets=batch.tokens,
+            targets=count_targets(data.store, batch.segments),
             visits=visits(batch.segments, self.config),
             epoch=done.cursor // data.epoch_segments,
             cursor=batch.cursor,
@@ -62,11 +67,11 @@ class Trainer(Learner):
 
     def gradients(self, batch: Batch) -> float:
         """Leaves the gradients of the batch's mean loss, and returns that loss. However many parts it is cut into, each
-        token counts the same.
+        target counts the same.
         """
-        total = 0.0
+        total, targets = 0.0, count_targets(self.run.data.store, batch.segments)
         for part in in_parts(batch.segments, self.settings.optim.micro_batches):
-            loss = self._summed_loss(self.run.data.store, part) / batch.tokens
+            loss = self._summed_loss(self.run.data.store, part) / targets
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
@@ -83,7 +88,7 @@ class Trainer(Learner):
         return f"segments {self.state.cursor:,} to {batch.cursor - 1:,} of the order, from the documents {shown}"
 
     def training_flops(self, tokens: int, visits: int) -> int:
-        return training_flops(self.config, tokens, visits)
+        return self.model.training_flops(tokens, visits)
 
     # ---- judging
 
@@ -92,6 +97,11 @@ class Trainer(Learner):
 
     def bits_per_byte(self) -> float:
         """Of the validation text, as far as `run.eval_tokens` go: Σ −log2 p over all targets, per true byte of them."""
+        nats, targets = self._validation_nats()
+        return nats / math.log(2) / int(self._token_bytes[targets].sum())
+
+    def _validation_nats(self) -> tuple[float, npt.NDArray[np.int64]]:
+        """Σ −ln p over the targets, and the targets."""
         data, limit = self.run.data, told(self.settings.optim.batch_tokens)
         chosen, tokens = [], 0
         for segment in data.validation_segments:
@@ -99,12 +109,19 @@ class Trainer(Learner):
                 break
             chosen.append(segment)
             tokens += segment.length
-        nats, num_bytes = 0.0, 0
-        with torch.no_grad(), self.averaged():
+        nats = 0.0
+        with self._as_shown():
             for part in in_parts(chosen, -(-tokens // limit) * self.settings.optim.micro_batches):
                 nats += float(self._summed_loss(data.validation_store, part))
-                num_bytes += int(self._token_bytes[arrays(data.validation_store, part).targets].sum())
-        return nats / math.log(2) / num_bytes
+        targets = arrays(data.validation_store, chosen).targets
+        return nats, targets[targets != IGNORED]
+
+    @contextmanager
+    def _as_shown(self) -> Iterator[None]:
+        """The model as it is judged and saved to be run, without gradients."""
+        self.decoder.eval()
+        with torch.no_grad(), self.averaged():
+            yield
 
     @cached_property
     def _token_bytes(self) -> npt.NDArray[np.int64]:
@@ -116,28 +133,59 @@ class Trainer(Learner):
     def sample(self) -> list[str]:
         run, settings = self.run, self.settings.run
         prompt = [run.end_id, *run.tokenizer.encode(settings.sample_prompt, add_bos=False)]
-        with self.averaged():
+        with self._as_shown():
             ids = generated(
-                self.decoder, prompt, settings.sample_tokens, run.end_id, seed=settings.seed + self.state.step
+                self.decoder, prompt, settings.sample_tokens, {run.end_id}, seed=settings.seed + self.state.step
             )
         return [settings.sample_prompt + run.tokenizer.decode(ids)]
 
     def how_to_run(self) -> str:
-        return f"heedful generate -m {self.folder} 'Once'"
+        return f"heedful generate {self._as_options()} 'Once'"
+
+    def _as_options(self) -> str:
+        """That name the model of a run to a verb."""
+        if self.settings.lora.rank and self.run.base is not None:
+            return f"-m {self.run.base.name} --adapter {self.folder}"
+        return f"-m {self.folder}"
 
     # ---- checkpoints
 
     def weights(self) -> Arrays:
-        return hf_tensors(self.decoder)
+        return self.model.weights()
 
     def place(self, stored: Path) -> None:
-        place(self.decoder, names.from_hf(read_safetensors(stored), self.config))
+        self.model.place(stored)
 
     def documents(self) -> dict[str, bytes]:
-        end_id = self.run.end_id
-        documents = {
-            "config.json": hf_config(self.config, end_id),
-            "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id},
-        }
-        as_json = {name: f"{json.dumps(value, indent=1)}\n".encode() for name, value in documents.items()}
-        return as_json | self.run.tokenizer_files()
+        return self.model.documents()
+
+
+def _seed_of(seed: int, step: int) -> int:
+    digest = blake2b(f"{seed} {step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+class ChatTrainer(Trainer):
+    """Learns what assistants say, and is judged by the loss of a token of it."""
+
+    best_by = BestBy("loss_per_target", "nats a target")
+
+    def judge(self) -> dict[str, float]:
+        if not self.run.data.validation_segments:
+            return {}
+        nats, targets = self._validation_nats()
+        return {"loss_per_target": nats / len(targets)}
+
+    def sample(self) -> list[str]:
+        """The likeliest answer to the first prompt that is kept apart, or to the first there is."""
+        run, data = self.run, self.run.data
+        number = data.validation_segments[0].document if data.validation_segments else 0
+        chat = chat_of(data.validation_store if data.validation_segments else data.store, number)
+        prompt = chat.token_ids[: chat.learned.index(True)]
+        with self._as_shown():
+            ids = generated(self.decoder, prompt, self.settings.run.sample_tokens, run.tokenizer.eos_ids)
+        asked, answer = (run.tokenizer.decode(part, skip_special=False, continues=True) for part in (prompt, ids))
+        return [f"{asked}{answer}"]
+
+    def how_to_run(self) -> str:
+        return f"heedful chat {self._as_options()}"

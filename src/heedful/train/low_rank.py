@@ -1,0 +1,286 @@
+"""Low-rank updates beside a frozen base: y = W x + alpha / r · B A x, with A and B alone trained (LoRA,
+arXiv:2106.09685), and the adapter in the layout of the peft package.
+
+The base's matrices stay as their file has them, quantized ones too: a matrix becomes float32 in a buffer that all
+share, each time that it is used, forward and backward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heedful.errors import BadParameter, UnsupportedModel
+from heedful.models.config import ModelConfig
+from heedful.models.decoder import Decoder
+from heedful.train.base import reopened
+from heedful.train.checkpoint import Arrays
+from heedful.train.report import training_flops
+from heedful.train.run_files import RunFiles, base_of, read_settings
+from heedful.train.settings import LoraSettings
+from heedful.weights.adapter import load_adapter, merged_weights
+from heedful.weights.load import LoadedModel
+from heedful.weights.lora import CONFIG_NAME, WEIGHTS_NAME
+from heedful.weights.names import Weights, WeightsToPlace, hf_name
+from heedful.weights.safetensors_file import read_safetensors
+from heedful.weights.tensor import StoredTensor
+
+_PEFT_PREFIX = "base_model.model."
+
+
+class Scratch:
+    """Memory for one matrix in float32; what is in it counts until the next one is asked for."""
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(0, np.float32)
+
+    def dequantized(self, parts: Sequence[StoredTensor]) -> Tensor:
+        """Matrices of as many columns each, stacked: (rows of all, columns)."""
+        columns, size = parts[0].shape[1], sum(part.num_weights for part in parts)
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.float32)
+        begin = 0
+        for part in parts:
+            part.to_float32(self._buffer[begin : begin + part.num_weights].reshape(part.shape))
+            begin += part.num_weights
+        return torch.from_numpy(self._buffer[:size]).view(-1, columns)
+
+
+class FrozenLinear(nn.Module):
+    """x (T, in) → (T, out). `parts`: matrices as they are stored, one below the other."""
+
+    def __init__(self, parts: Sequence[StoredTensor], bias: Tensor | None, scratch: Scratch) -> None:
+        super().__init__()
+        self.parts, self.bias, self._scratch = tuple(parts), bias, scratch
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in) in float32, until another matrix is asked for."""
+        return self._scratch.dequantized(self.parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _FrozenProduct.apply(x, self)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias
+
+
+class _FrozenProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, linear: FrozenLinear) -> Tensor:
+        ctx.linear = linear
+        return x @ linear.weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return grads[0] @ ctx.linear.weight, None
+
+
+class FrozenEmbedding(nn.Module):
+    """int64 (T,) → (T, C); the rows of these tokens alone become float32."""
+
+    def __init__(self, stored: StoredTensor) -> None:
+        super().__init__()
+        self._stored = stored
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        wanted, places = np.unique(token_ids.numpy(), return_inverse=True)
+        return torch.from_numpy(self._stored.take_rows(wanted).to_float32()[places])
+
+
+class LowRankUpdate(nn.Module):
+    """x (T, in) → B A x (T, out). B begins at zero, so that the sum begins as the base."""
+
+    def __init__(self, columns: int, rows: int, rank: int, generator: torch.Generator) -> None:
+        super().__init__()
+        bound = columns**-0.5
+        self.a = nn.Parameter(torch.empty(rank, columns).uniform_(-bound, bound, generator=generator))
+        self.b = nn.Parameter(torch.zeros(rows, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.a), self.b)
+
+
+class UpdatedLinear(nn.Module):
+    """A frozen matrix and the updates of some of its parts, by their place."""
+
+    def __init__(self, base: FrozenLinear, updates: Mapping[int, LowRankUpdate], scale: float, dropout: float) -> None:
+        super().__init__()
+        self.base, self._scale, self._dropout = base, scale, dropout
+        self.updates = nn.ModuleDict({str(place): update for place, update in updates.items()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = F.dropout(x, self._dropout, self.training)
+        parts = [
+            self.updates[str(place)](kept) if str(place) in self.updates else x.new_zeros(len(x), stored.shape[0])
+            for place, stored in enumerate(self.base.parts)
+        ]
+        update = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return torch.add(self.base(x), update, alpha=self._scale)
+
+
+class UpdatedBase:
+    """Of a run with lora.rank."""
+
+    weights_file = WEIGHTS_NAME
+    stored_exactly = True
+
+    def __init__(self, run: RunFiles) -> None:
+        assert run.base is not None, run.folder
+        loaded = reopened(run.base)
+        require_separate_matrices(loaded.config)
+        self.config, self._run, self._lora = loaded.config, run, run.settings.lora
+        self.frozen_bytes = sum(tensor.num_bytes for tensor in loaded.weights.values())
+        self._by_name: dict[str, LowRankUpdate] = {}
+        self.decoder = self._frozen(loaded.weights)
+        self._add_updates(torch.Generator().manual_seed(run.settings.run.seed))
+
+    @property
+    def matrices(self) -> Mapping[str, list[int]]:
+        return {}
+
+    # ---- building
+
+    def _frozen(self, weights: Weights) -> Decoder:
+        """The base's decoder with its matrices as they are stored; vectors are float32."""
+        with torch.device("meta"):
+            decoder = Decoder(self.config)
+        to_place, scratch = WeightsToPlace(weights), Scratch()
+        by_module = _slots_by_module(decoder)
+        for name, slots in by_module.items():
+            stored = {kind: [to_place.take(n, shape) for n, shape in of_kind] for kind, of_kind in slots.items()}
+            module = decoder.get_submodule(name)
+            if isinstance(module, nn.Embedding):
+                frozen: nn.Module = FrozenEmbedding(stored["weight"][0])
+                if name == "embed" and self.config.tied_head:
+                    decoder.head = FrozenLinear(stored["weight"], None, scratch)  # type: ignore[assignment]
+            elif isinstance(module, nn.Linear):
+                frozen = FrozenLinear(stored["weight"], _vector(stored.get("bias")), scratch)
+            else:
+                for kind, of_kind in stored.items():
+                    values = _vector(of_kind)
+                    assert values is not None, name
+                    setattr(module, kind, nn.Parameter(values, requires_grad=False))
+                continue
+            _replace(decoder, name, frozen)
+        to_place.require_none_left()
+        return decoder
+
+    def _add_updates(self, generator: torch.Generator) -> None:
+        settings = self._lora
+        scale = lora_alpha(settings) / settings.rank
+        for name, module in list(self.decoder.named_modules()):
+            if not isinstance(module, FrozenLinear) or not name.startswith("layers."):
+                continue
+            updates = {}
+            for place, (part, stored) in enumerate(zip(_part_names(name, self.config), module.parts, strict=True)):
+                if hf_name(f"{part}.weight", self.config.family).split(".")[-2] in settings.targets:
+                    rows, columns = stored.shape
+                    updates[place] = LowRankUpdate(columns, rows, settings.rank, generator)
+                    self._by_name[part] = updates[place]
+            if updates:
+                _replace(self.decoder, name, UpdatedLinear(module, updates, scale, settings.dropout))
+
+    # ---- checkpoints
+
+    def weights(self) -> Arrays:
+        return {name: parameter.detach().numpy() for name, parameter in self._named()}
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for part, update in self._by_name.items():
+            stem = _PEFT_PREFIX + hf_name(f"{part}.weight", self.config.family).removesuffix(".weight")
+            yield f"{stem}.lora_A.weight", update.a
+            yield f"{stem}.lora_B.weight", update.b
+
+    def place(self, stored: Path) -> None:
+        to_place = WeightsToPlace(read_safetensors(stored))
+        with torch.no_grad():
+            for name, parameter in self._named():
+                parameter.copy_(torch.from_numpy(to_place.take(name, tuple(parameter.shape)).to_float32()))
+        to_place.require_none_left()
+
+    def documents(self) -> dict[str, bytes]:
+        assert self._run.base is not None, self._run.folder
+        alpha = lora_alpha(self._lora)
+        settings = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self._run.base.source,
+            "r": self._lora.rank,
+            "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+            "lora_dropout": self._lora.dropout,
+            "target_modules": list(self._lora.targets),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": True,
+            "inference_mode": True,
+        }
+        of_base = ("config.json", "generation_config.json")
+        tokenizer = {name: content for name, content in self._run.model_files().items() if name not in of_base}
+        return {CONFIG_NAME: f"{json.dumps(settings, indent=1)}\n".encode(), **tokenizer}
+
+    def training_flops(self, tokens: int, visits: int) -> int:
+        """The base's matrices have no gradients of their own: a third less than if they had."""
+        frozen = self.config.linear_weights + self.config.head_weights
+        trained = sum(parameter.numel() for _, parameter in self._named())
+        return training_flops(self.config, tokens, visits) - 2 * frozen * tokens + 6 * trained * tokens
+
+
+def lora_alpha(settings: LoraSettings) -> float:
+    return 2.0 * settings.rank if settings.alpha is None else settings.alpha
+
+
+def merged(run: Path) -> LoadedModel:
+    """The base of a run with lora.rank, with the updates of its newest checkpoint added: its changed matrices are
+    float32. Raises BadParameter for a run of another kind, FileFormatError, UnsupportedModel, SourceError.
+    """
+    base = base_of(run)
+    if base is None or not read_settings(run).lora.rank:
+        raise BadParameter("run", f"{run} trains no low-rank updates: its checkpoints are whole models")
+    loaded = reopened(base)
+    adapter = load_adapter(str(run), loaded.config, loaded.weights)
+    weights = merged_weights(loaded.weights, adapter)
+    return LoadedModel(str(run), loaded.path, loaded.config, loaded.tokenizer, weights)
+
+
+def require_separate_matrices(config: ModelConfig) -> None:
+    """Raises UnsupportedModel for a family whose files fuse matrices that are apart here."""
+    if config.family == "phi3":
+        raise UnsupportedModel(
+            "Phi-3 has q, k and v in one matrix, whose updates peft stores as one",
+            "Train all of its weights, without --lora.",
+        )
+
+
+def _slots_by_module(decoder: Decoder) -> dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]]:
+    """Module → "weight" or "bias" → (our name, shape) of each part."""
+    shapes = {name: tuple(slot.shape) for name, slot in decoder.weight_slots()}
+    found: dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]] = {}
+    for name, _ in decoder.named_parameters():
+        module, _, kind = name.rpartition(".")
+        parts = [f"{part}.{kind}" for part in _part_names(module, decoder.config)]
+        found.setdefault(module, {})[kind] = [(part, shapes[part]) for part in parts]
+    return found
+
+
+def _part_names(module: str, config: ModelConfig) -> list[str]:
+    """Our names of the matrices that are fused in a module."""
+    if module.endswith("attn.qkv"):
+        return [module.removesuffix("qkv") + part for part in "qkv"]
+    if module.endswith("mlp.up") and config.gated_mlp:
+        return [module.removesuffix("up") + part for part in ("gate", "up")]
+    return [module]
+
+
+def _vector(parts: Sequence[StoredTensor] | None) -> Tensor | None:
+    return None if parts is None else torch.from_numpy(np.concatenate([part.to_float32() for part in parts]))
+
+
+def _replace(decoder: Decoder, name: str, module: nn.Module) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(decoder.get_submodule(owner), attribute, module)
