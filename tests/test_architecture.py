@@ -58,11 +58,15 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.engine.torch_states",
     "heedful.models.kev_head",
     "heedful.train.fast",
+    "heedful.train.layout",
     "heedful.train.learner",
     "heedful.train.loss",
     "heedful.train.network",
     "heedful.train.optim",
+    "heedful.train.parallel",
     "heedful.train.peak",
+    "heedful.train.spread",
+    "heedful.train.team",
     "heedful.train.trainer",
 }
 

@@ -21,6 +21,7 @@ HeedfulError
 ├── CannotExport                a file format has no place for something that the model has
 ├── BadLogits                   the model computed no usable numbers
 ├── TrainingDiverged            loss or gradients are no numbers any more; names the batch
+├── ProcessLost                 another process of a training run has ended, or says nothing any more
 ├── CacheFull                   the KV pages do not fit in memory
 ├── QueueFull                   too many requests wait already
 ├── EngineStopped               the server is going down
@@ -190,6 +191,14 @@ class TrainingDiverged(HeedfulError):
             "Nothing was changed or saved by this step. Take a lower optim.lr or a longer optim.warmup; or look at"
             " these documents; the newest checkpoint is from before.",
         )
+
+
+class ProcessLost(HeedfulError):
+    """`rank`: of the process that noticed it."""
+
+    def __init__(self, rank: int, size: int, cause: str, remedy: str) -> None:
+        self.rank = rank
+        super().__init__(f"process {rank} of {size} has lost the others, so it ends too ({cause})", remedy)
 
 
 class HistoryError(HeedfulError):

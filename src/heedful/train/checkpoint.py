@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,20 @@ from heedful.weights.run_folder import CHECKPOINTS, MANIFEST, checkpoints, sha25
 MODEL, OPTIMIZER, TRAINED, STATE = "model.safetensors", "optimizer.safetensors", "trained.safetensors", "training.json"
 _DTYPES = {"f4": "F32", "f8": "F64", "i8": "I64"}
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+
+class WritableArray(Protocol):
+    """A NumPy array, or what becomes one when it is written."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Arrays = Mapping[str, WritableArray]
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,20 @@ learning rate fits both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from heedful.train.layout import Layout
 from heedful.train.settings import OptimSettings
+from heedful.train.shares import shares
+from heedful.train.spread import Gathered, Spread
+from heedful.train.team import Team
 
 _NS_STEPS = 5
 _NS = (3.4445, -4.7750, 2.0315)
@@ -25,12 +31,17 @@ class Optimizer:
     """All parameters of a model that need gradients, each under the optimizer that is its own.
 
     `matrices`: those that are Muon's, where it is asked for: by name the rows of each matrix that is fused in one.
+    Of a model that is spread over processes, each updates what it holds.
     """
 
     def __init__(
-        self, model: nn.Module, settings: OptimSettings, matrices: Mapping[str, list[int]] = MappingProxyType({})
+        self,
+        model: nn.Module | Spread,
+        settings: OptimSettings,
+        matrices: Mapping[str, list[int]] = MappingProxyType({}),
     ) -> None:
-        self._names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.spread = model if isinstance(model, Spread) else Spread(model)
+        self._names = {held: name for name, held in self.spread.held.items()}
         by_name = {name: parameter for parameter, name in self._names.items()}
         parts = dict(matrices) if settings.optimizer == "muon" else {}
         others = [parameter for name, parameter in by_name.items() if name not in parts]
@@ -39,15 +50,15 @@ class Optimizer:
                 {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.weight_decay},
                 {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0},
             ],
-            lr=settings.lr,
+            lr=0.0,  # each step brings its own
             betas=(settings.beta1, settings.beta2),
             eps=settings.eps,
             fused=True,
         )
         self._all: list[torch.optim.Optimizer] = [adamw]
         if parts:
-            pairs = [(by_name[name], rows) for name, rows in parts.items()]
-            self._all.append(Muon(pairs, settings.lr, settings.momentum, settings.weight_decay))
+            pairs = [(by_name[name], rows, self.spread.layouts[name]) for name, rows in parts.items()]
+            self._all.append(Muon(pairs, settings.momentum, settings.weight_decay, self.spread.team))
 
     def step(self, lr: float) -> None:
         """Gradients are used up."""
@@ -58,7 +69,7 @@ class Optimizer:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """By "kind/parameter"; 0-dimensional ones count steps."""
+        """What this process holds, by "kind/parameter"; 0-dimensional ones count steps."""
         return {
             f"{kind}/{name}": value
             for parameter, name in self._names.items()
@@ -66,52 +77,77 @@ class Optimizer:
             for kind, value in optimizer.state.get(parameter, {}).items()
         }
 
+    def stored(self) -> dict[str, npt.NDArray[Any] | Gathered]:
+        """The state of all processes, whole, to be written once."""
+        return {
+            key: self.spread.gathered(key.partition("/")[2], value) if value.dim() else value.numpy()
+            for key, value in self.state().items()
+        }
+
     def load(self, state: dict[str, Tensor]) -> None:
-        """What `state` gave. Raises KeyError for a parameter that this model lacks."""
+        """A whole state, as it was stored. Raises KeyError for a parameter that this model lacks."""
         by_name = {name: parameter for parameter, name in self._names.items()}
         for key, value in state.items():
             kind, _, name = key.partition("/")
             parameter = by_name[name]
             owner = next(o for o in self._all if any(parameter is p for g in o.param_groups for p in g["params"]))
-            owner.state[parameter][kind] = value.clone()
+            owner.state[parameter][kind] = (self.spread.own(name, value) if value.dim() else value).clone()
 
 
 class Muon(torch.optim.Optimizer):
-    """`matrices`: (parameter, rows of each matrix that is fused in it)."""
+    """`matrices`: (parameter, rows of each matrix that is fused in it, how it lies over the processes). A matrix is
+    whole where it is turned: each process turns its share of them.
+    """
 
     def __init__(
-        self, matrices: list[tuple[torch.nn.Parameter, list[int]]], lr: float, momentum: float, weight_decay: float
+        self, matrices: list[tuple[nn.Parameter, list[int], Layout]], momentum: float, weight_decay: float, team: Team
     ) -> None:
-        self._rows = dict(matrices)
-        super().__init__([parameter for parameter, _ in matrices], {"lr": lr})
-        self._momentum, self._weight_decay = momentum, weight_decay
+        self._rows = [rows for _, rows, _ in matrices]
+        self._layouts = [layout for _, _, layout in matrices]
+        super().__init__([parameter for parameter, _, _ in matrices], {"lr": 0.0})
+        self._momentum, self._weight_decay, self._team = momentum, weight_decay, team
+        places = range(len(matrices))
+        by_rank = shares(places, lambda place: _turning_cost(self._layouts[place].shape), team.processes.size)
+        rank_of = {place: rank for rank, mine in enumerate(by_rank) for place in mine}
+        self._owners = [rank_of[place] for place in places]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         assert closure is None
-        for group in self.param_groups:
-            parts: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
-            for parameter in group["params"]:
-                for matrix, update in self._split(parameter):
-                    parts.setdefault(update.shape, []).append((matrix, update))
-            for shape, pairs in parts.items():
-                self._apply(pairs, shape, group["lr"])
+        (group,) = self.param_groups
+        ahead = [self._looked_ahead(parameter) for parameter in group["params"]]
+        wholes = self._team.to_owners(self._layouts, ahead, self._owners)
+        updates = self._team.from_owners(self._layouts, self._turned(wholes), self._owners)
+        for parameter, update in zip(group["params"], updates, strict=True):
+            parameter.mul_(1 - group["lr"] * self._weight_decay).add_(update, alpha=-group["lr"])
 
-    def _split(self, parameter: torch.nn.Parameter) -> list[tuple[Tensor, Tensor]]:
-        """(matrix, its momentum with this step's gradient looked ahead to) for each that is fused in a parameter."""
+    def _looked_ahead(self, parameter: nn.Parameter) -> Tensor:
+        """The momentum, with this step's gradient looked ahead to."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         state["momentum"].lerp_(parameter.grad, 1 - self._momentum)
-        ahead = parameter.grad.lerp(state["momentum"], self._momentum)
-        rows = self._rows[parameter]
-        return list(zip(torch.split(parameter, rows), torch.split(ahead, rows), strict=True))
+        return parameter.grad.lerp(state["momentum"], self._momentum)
 
-    def _apply(self, pairs: list[tuple[Tensor, Tensor]], shape: torch.Size, lr: float) -> None:
-        turned = orthogonalized(torch.stack([update for _, update in pairs]))
-        for (matrix, _), update in zip(pairs, turned, strict=True):
-            matrix.mul_(1 - lr * self._weight_decay).add_(update, alpha=-lr * 0.2 * max(shape) ** 0.5)
+    def _turned(self, wholes: list[Tensor | None]) -> list[Tensor | None]:
+        """Each of the fused matrices turned and scaled; those of one shape together."""
+        parts = [None if whole is None else list(torch.split(whole, self._rows[i])) for i, whole in enumerate(wholes)]
+        by_shape: dict[torch.Size, list[tuple[list[Tensor], int]]] = {}
+        for matrices in parts:
+            for place, matrix in enumerate(matrices or []):
+                assert matrices is not None
+                by_shape.setdefault(matrix.shape, []).append((matrices, place))
+        for shape, slots in by_shape.items():
+            turned = orthogonalized(torch.stack([matrices[place] for matrices, place in slots]))
+            for (matrices, place), update in zip(slots, turned.mul_(0.2 * max(shape) ** 0.5), strict=True):
+                matrices[place] = update
+        return [None if matrices is None else torch.cat(matrices) for matrices in parts]
+
+
+def _turning_cost(shape: tuple[int, ...]) -> int:
+    """About, and of fused matrices as of one: products of small side² · large side."""
+    return min(shape) * math.prod(shape)
 
 
 def orthogonalized(x: Tensor) -> Tensor:
