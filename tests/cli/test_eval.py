@@ -1,4 +1,4 @@
-"""`heedful eval policy` and what `heedful show` makes of it, on a tiny model."""
+"""`heedful eval`, and what `heedful show` makes of the figures of policies, on a tiny model."""
 
 from __future__ import annotations
 
@@ -165,3 +165,52 @@ def test_ctrl_c_keeps_nothing(model: str, monkeypatch: pytest.MonkeyPatch, data_
     monkeypatch.setattr("heedful.engine.policy_quality.log_softmax", interrupted)
     assert evaluate(model, "--policy", "kv=f32,window=20") == 130
     assert not data_folder.exists()
+
+
+def test_multiple_choice(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": "What?", "choices": ["this", "that"], "answer": 0}] * 3
+    (tmp_path / "q.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    ask = ["eval", "choices", str(tmp_path / "q.jsonl"), "-m", model, "--runner", "torch"]
+    assert run(ask) == 0
+    acc, acc_norm, chance, cost = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"acc      (0|100)\.0%  \(95 %: [\d.]+% to [\d.]+%\)", acc)
+    assert acc_norm.startswith("acc_norm ")
+    assert chance == "chance   50.0%  over 3 rows"
+    assert re.fullmatch(r"168 tokens in 6 prompts · [\d.]+ k visits of [\d.]+ k dense", cost)  # 28 bytes each
+    assert run([*ask, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["chance"], found["cost"]["requests"]) == (3, 0.5, 6)
+    assert f"{found['acc']['share']:.1%}" in acc
+
+
+def test_a_text(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("Some words. " * 10)
+    ask = ["eval", "text", str(tmp_path / "a.txt"), "-m", model, "--runner", "torch", "--window", "64"]
+    assert run(ask) == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"perplexity [\d.]+ a token, [\d.]+ bits a byte", first)
+    assert second == "119 tokens, 119 bytes, in windows of 64 tokens"
+    assert run([*ask, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert first == f"perplexity {found['perplexity']:.3f} a token, {found['bits_per_byte']:.4f} bits a byte"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no rows"),
+        (b"{}\n", "FILE: line 1: row: needs a question or a context"),
+        (b'{"question": "q", "choices": ["a", "b"], "answer": 0}\n\n{"a"\n', "FILE: line 3: row: is not JSON"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_files_without_questions(
+    content: bytes | None, message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "q.jsonl").write_bytes(content)
+    assert run(["eval", "choices", str(tmp_path / "q.jsonl"), "-m", model]) == 2
+    assert message in capsys.readouterr().err
+    if content is None:
+        assert run(["eval", "text", str(tmp_path / "q.jsonl"), "-m", model]) == 2
+        assert message in capsys.readouterr().err

@@ -66,3 +66,28 @@ def test_a_damaged_run_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) 
     (runs / "a" / "metrics.jsonl").write_text("{\n{}\n")
     assert run(["runs", "runs/a"]) == 1
     assert "line 1 of runs/a/metrics.jsonl is no JSON" in capsys.readouterr().err
+
+
+def test_a_report_of_all_that_are_named(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert run(["runs", "runs/a", "--html", "--open"]) == 0
+    assert capsys.readouterr().out.strip() == (runs / "a" / "report.html").as_uri()
+    assert opened == [], "without a screen"
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert run(["runs", "runs/a", "runs/b", "--html", "--open"]) == 0
+    assert opened == [(runs / "report.html").as_uri()]
+    capsys.readouterr()
+    assert run(["runs", "--html", "--out", "all.html"]) == 0
+    page = Path("all.html").read_text(encoding="utf-8")
+    assert "<h1>a · b</h1>" in page
+    for wrong, message in (
+        (["--open"], "--open: belongs to --html"),
+        (["--html", "--out", "no/a.html"], "no is no folder"),
+    ):
+        assert run(["runs", *wrong]) == 2
+        assert message in capsys.readouterr().err

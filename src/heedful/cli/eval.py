@@ -1,4 +1,6 @@
-"""`heedful eval policy`: what cache policies lose on this machine, against exact attention; the figures are kept."""
+"""`heedful eval`: what a model is worth on a text or on questions, and what cache policies lose on this machine
+against exact attention; the figures of policies are kept.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,103 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.json_rows import json_lines, json_value
 from heedful.cli.progress_bar import progress_bar
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
+    from heedful.cost.ledger import Ledger
     from heedful.cost.quality import Measurement, PassageLoss
+    from heedful.engine.multiple_choice import ChoiceRow
     from heedful.engine.runner import Runner
     from heedful.request import CachePolicy
     from heedful.weights.load import LoadedModel
 
-app = typer.Typer(help="Measure what a setting that changes the output loses.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure a model on text or questions, and what a setting that changes the output loses.", no_args_is_help=True
+)
+
+_Model = Annotated[str, typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…")]
+_Runner = Annotated[str, typer.Option(help="native kernels, plain torch, or auto.")]
+_Threads = Annotated[int | None, typer.Option(help="Processors to use; default: all.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-@app.callback()
-def _verbs() -> None:
-    """With it `policy` stays a word of its own, although it is the only one."""
+@app.command("text")
+def text(
+    file: Annotated[Path, typer.Argument(help="UTF-8 text.")],
+    model: _Model = default_model,
+    window: Annotated[int | None, typer.Option(help="Tokens of a window; default: the model's context.")] = None,
+    runner: _Runner = "auto",
+    threads: _Threads = None,
+    json_output: _AsJson = False,
+) -> None:
+    """Perplexity and bits per byte of a text. Longer ones are read in windows that overlap by half."""
+    from heedful.engine.llm import LLM
+    from heedful.engine.text_loss import measure_text
+
+    given = _read(file, "FILE")
+    llm = LLM(model, runner=runner, threads=threads)
+    with progress_bar("reading", len(llm.tokenizer.encode(given, add_bos=False))) as progress:
+        loss, ledger = measure_text(llm, given, window=window, progress=progress)
+    figures = {"perplexity": loss.perplexity, "bits_per_byte": loss.bits_per_byte}
+    if json_output:
+        print(json.dumps({"model": model, **figures, **asdict(loss), "cost": asdict(ledger)}))
+        return
+    print(f"perplexity {loss.perplexity:.3f} a token, {loss.bits_per_byte:.4f} bits a byte")
+    print(f"{loss.tokens:,} tokens, {loss.num_bytes:,} bytes, in windows of {loss.window:,} tokens")
+    print(_cost_line(ledger))
+
+
+@app.command("choices")
+def choices(
+    file: Annotated[
+        Path,
+        typer.Argument(help='JSONL: {"question" or "context": …, "choices": […], "answer": index or text} a line.'),
+    ],
+    model: _Model = default_model,
+    runner: _Runner = "auto",
+    threads: _Threads = None,
+    json_output: _AsJson = False,
+) -> None:
+    """Multiple choice by likelihood: how often the right one is the likeliest, in all and per byte."""
+    from heedful.engine.llm import LLM
+    from heedful.engine.multiple_choice import measure_choices
+
+    rows = choice_rows(file)
+    llm = LLM(model, runner=runner, threads=threads)
+    with progress_bar("asking", len(rows)) as progress:
+        score, ledger = measure_choices(llm, rows, progress=progress)
+    if json_output:
+        print(json.dumps({"model": model, **asdict(score), "cost": asdict(ledger)}))
+        return
+    for name, share in (("acc", score.acc), ("acc_norm", score.acc_norm)):
+        print(f"{name:<8} {share.share:.1%}  (95 %: {share.low:.1%} to {share.high:.1%})")
+    print(f"{'chance':<8} {score.chance:.1%}  over {score.rows:,} rows")
+    print(_cost_line(ledger))
+
+
+def choice_rows(path: Path) -> list[ChoiceRow]:
+    """Raises BadParameter, naming the line."""
+    from heedful.engine.multiple_choice import choice_row
+
+    rows = []
+    for number, line in json_lines(path, "FILE"):
+        try:
+            rows.append(choice_row(json_value(line)))
+        except BadParameter as error:
+            raise BadParameter("FILE", f"line {number:,}: {error.message}", error.remedy) from None
+    if not rows:
+        raise BadParameter("FILE", f"{path} holds no rows")
+    return rows
+
+
+def _cost_line(ledger: Ledger) -> str:
+    from heedful.cost.receipt import human
+
+    visits, dense = (human(count).strip() for count in (ledger.visits, ledger.dense_visits))
+    return f"{ledger.prompt_tokens:,} tokens in {ledger.requests:,} prompts · {visits} visits of {dense} dense"
 
 
 @app.command("policy")
@@ -76,7 +159,7 @@ def _measure(
     from heedful.engine.needles import measure_needles, needle_cases
     from heedful.weights.load import load
 
-    given = None if text is None else _read(text)
+    given = None if text is None else _read(text, "--text")
     if tokens is not None and tokens < 1:
         raise BadParameter("--tokens", "must be at least 1")
     loaded = load(model)
@@ -128,13 +211,13 @@ def _runner(loaded: LoadedModel, kind: str, capacity_tokens: int, threads: int |
     )
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, option: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as e:
-        raise BadParameter("--text", f"{path} cannot be read: {e.strerror}") from e
+        raise BadParameter(option, f"{path} cannot be read: {e.strerror}") from e
     except UnicodeDecodeError as e:
-        raise BadParameter("--text", f"{path} is not UTF-8 text (byte {e.start:,})", "Convert it first.") from e
+        raise BadParameter(option, f"{path} is not UTF-8 text (byte {e.start:,})", "Convert it first.") from e
 
 
 def _save(model: str, found: dict[CachePolicy, Measurement]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from functools import partial
 from math import fsum
 from time import perf_counter
 from typing import Self
@@ -29,8 +30,9 @@ from heedful.decide.question import Question, State, check_state, checked_questi
 from heedful.decide.receipt import decision_receipt
 from heedful.decide.tempered import tempered_answers
 from heedful.engine.llm import LLM
+from heedful.engine.prompt_scores import common_len, read_prompts, scored_request, summed_logprob
 from heedful.errors import BadParameter
-from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
+from heedful.request import CachePolicy, Request, Sequence
 
 MOST_ORDERS = 16
 
@@ -135,7 +137,7 @@ class Likelihood(DecisionModel):
             return [_Ask(at, 0, (), 0)]  # certain, whatever the model says
         prompt = prompt_text(state, question, order)
         chats = [self._encode(prompt, answer) for answer in answers]
-        shared = _common_len(chats)
+        shared = common_len(chats)
         return [_Ask(at, label, tuple(self._up_to_end(ids, shared)), shared) for label, ids in enumerate(chats)]
 
     def _encode(self, prompt: str, answer: str) -> list[int]:
@@ -153,43 +155,13 @@ class Likelihood(DecisionModel):
 
     def _read(self, asks: ListLike[_Ask]) -> tuple[list[float], list[Receipt]]:
         """Score of each, and the receipts of those that were read."""
-        read_prompts = self._read_prompts or self._read_here
-        found = read_prompts([self._request(ask) for ask in asks if ask.scored_from < len(ask.ids)])
-        read = iter(found)
-        scores = [_summed(next(read)[0]) if ask.scored_from < len(ask.ids) else 0.0 for ask in asks]
+        read = self._read_prompts or partial(read_prompts, self.llm)
+        found = read([self._request(ask) for ask in asks if ask.scored_from < len(ask.ids)])
+        in_turn = iter(found)
+        scores = [summed_logprob(next(in_turn)[0]) if ask.scored_from < len(ask.ids) else 0.0 for ask in asks]
         return scores, [receipt for _, receipt in found]
 
-    def _read_here(self, requests: ListLike[Request]) -> list[tuple[Sequence, Receipt]]:
-        for request in requests:
-            self.llm.engine.prepare(request)  # raises for one that can never be answered, before any is queued
-        sequences: list[Sequence] = []
-        receipts: list[Receipt] = []
-        try:
-            sequences.extend(self.llm.open_inbox(request)[0] for request in requests)
-            for sequence in sequences:
-                while sequence.finish is None:
-                    self.llm.step(sequence)
-        finally:  # a step failed: pages must not stay behind
-            for sequence in sequences:
-                self.llm.end(sequence, Finish.CANCELLED)
-                receipts.append(self.llm.close_inbox(sequence))
-        return list(zip(sequences, receipts, strict=True))
-
     def _request(self, ask: _Ask) -> Request:
-        sampling = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=ask.scored_from)
-        return Request(ask.ids, sampling, self.policy, cache_salt=self.cache_salt, adapter=self.adapter)
-
-
-def _common_len(lists: ListLike[ListLike[int]]) -> int:
-    """Length of the beginning that all have in common."""
-    for at, tokens in enumerate(zip(*lists, strict=False)):
-        if len(set(tokens)) > 1:
-            return at
-    return min(map(len, lists))
-
-
-def _summed(sequence: Sequence) -> float:
-    if sequence.error is not None:
-        raise sequence.error
-    assert sequence.finish is Finish.LENGTH, sequence.finish
-    return fsum(one.logprob for one in sequence.prompt_logprobs)
+        return scored_request(
+            ask.ids, ask.scored_from, policy=self.policy, cache_salt=self.cache_salt, adapter=self.adapter
+        )
