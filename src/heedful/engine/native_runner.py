@@ -207,8 +207,10 @@ class NativeRunner:
         number, weights, num_bytes = self._adapters[name], {True: 0, False: 0}, {True: 0, False: 0}
         for matrix, update in adapter.updates.items():
             layer, product, part = self._place_of(matrix)
-            sides = [_pack_floats(side, self.threads) for side in (update.a, update.b)]
-            self._decoder.set_update(number, layer, product, part, update.rank, *sides)
+            odd = update.rank % 2  # pairs of columns are read together: an odd rank gets a row and a column of zeros
+            padded = (np.pad(update.a, ((0, odd), (0, 0))), np.pad(update.b, ((0, 0), (0, odd))))
+            sides = [_pack_floats(side, self.threads) for side in padded]
+            self._decoder.set_update(number, layer, product, part, update.rank + odd, *sides)
             is_head = product == "head"
             weights[is_head] += update.a.size + update.b.size
             num_bytes[is_head] += sum(panels.nbytes for panels in sides)
