@@ -59,6 +59,7 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.engine.torch_states",
     "heedful.models.kev_head",
     "heedful.train.choices",
+    "heedful.train.choices",
     "heedful.train.fast",
     "heedful.train.layout",
     "heedful.train.learner",

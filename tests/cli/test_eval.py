@@ -200,7 +200,7 @@ def test_a_text(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (b"", "holds no rows"),
         (b"{}\n", "FILE: line 1: row: needs a question or a context"),
-        (b'{"question": "q", "choices": ["a", "b"], "answer": 0}\n\n{"a"\n', "FILE: line 3: row: is not JSON"),
+        (b'{"question": "q", "choices": ["a", "b"], "answer": 0}\n\n{"a"\n', "FILE: line 3: is not JSON"),
         (None, "cannot be read: No such file"),
     ],
 )

@@ -32,7 +32,7 @@ ROWS = [
     ChoiceRow("One two", ("three", "four five six", "é"), 0),
     ChoiceRow("Question: what is it?\nAnswer: ", ("a", "bb"), 1),
     ChoiceRow("x" * 150, ("left", "right", "straight on"), 2),
-    ChoiceRow("", ("abc", "abd"), 1),
+    ChoiceRow("q", ("abc", "abd"), 1),
 ]
 
 
@@ -90,12 +90,10 @@ def test_likelihoods_are_those_of_the_choice_s_tokens(
         expected = []
         for choice in row.choices:
             # the tokenizer's tokens are bytes, so the choice's own are the last ones
-            space = "" if row.context == "" else " "
-            ids = list((row.context.rstrip() + space + choice).encode())
-            own = list(llm.tokenizer.encode(row.context.rstrip() + space + choice))
-            assert len(own) == len(ids)
-            begin = max(1, len(row.context.rstrip().encode()))
-            expected.append(loglikelihood(logits, own, begin))
+            text = f"{row.context.rstrip()} {choice}"
+            ids = llm.tokenizer.encode(text)
+            assert len(ids) == len(text.encode())
+            expected.append(loglikelihood(logits, ids, len(row.context.rstrip().encode())))
         assert list(found) == pytest.approx(expected, abs=1e-4)
         per_byte = [value / len(choice.encode()) for value, choice in zip(expected, row.choices, strict=True)]
         right += expected.index(max(expected)) == row.answer
@@ -161,6 +159,12 @@ def test_a_token_across_the_border_is_the_choice_s(llm: LLM) -> None:
     ids = choice_ids(llm.tokenizer, ROWS[0])
     assert ids.scored_from == (7, 7, 7)
     assert ids.shared_len == 7, "the space after it is scored for each"
+
+
+def test_nothing_before_a_choice_is_refused(llm: LLM) -> None:
+    for context in ("", " \n"):
+        with pytest.raises(BadParameter, match="context: is empty"):
+            choice_ids(llm.tokenizer, ChoiceRow(context, ("a", "b"), 0))
 
 
 def test_rows_that_do_not_fit_are_named(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from heedful.cli.json_rows import json_lines, json_value
+from heedful.cli.json_rows import json_lines
 from heedful.cli.progress_bar import progress_bar
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
@@ -21,7 +21,6 @@ from heedful.weights.source_names import default_model
 if TYPE_CHECKING:
     from heedful.cost.ledger import Ledger
     from heedful.cost.quality import Measurement, PassageLoss
-    from heedful.engine.multiple_choice import ChoiceRow
     from heedful.engine.runner import Runner
     from heedful.request import CachePolicy
     from heedful.weights.load import LoadedModel
@@ -75,9 +74,9 @@ def choices(
 ) -> None:
     """Multiple choice by likelihood: how often the right one is the likeliest, in all and per byte."""
     from heedful.engine.llm import LLM
-    from heedful.engine.multiple_choice import measure_choices
+    from heedful.engine.multiple_choice import measure_choices, parse_choices
 
-    rows = choice_rows(file)
+    rows = parse_choices(json_lines(file, "FILE"), "FILE")
     llm = LLM(model, runner=runner, threads=threads)
     with progress_bar("asking", len(rows)) as progress:
         score, ledger = measure_choices(llm, rows, progress=progress)
@@ -88,21 +87,6 @@ def choices(
         print(f"{name:<8} {share.share:.1%}  (95 %: {share.low:.1%} to {share.high:.1%})")
     print(f"{'chance':<8} {score.chance:.1%}  over {score.rows:,} rows")
     print(_cost_line(ledger))
-
-
-def choice_rows(path: Path) -> list[ChoiceRow]:
-    """Raises BadParameter, naming the line."""
-    from heedful.engine.multiple_choice import choice_row
-
-    rows = []
-    for number, line in json_lines(path, "FILE"):
-        try:
-            rows.append(choice_row(json_value(line)))
-        except BadParameter as error:
-            raise BadParameter("FILE", f"line {number:,}: {error.message}", error.remedy) from None
-    if not rows:
-        raise BadParameter("FILE", f"{path} holds no rows")
-    return rows
 
 
 def _cost_line(ledger: Ledger) -> str:

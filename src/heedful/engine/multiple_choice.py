@@ -10,7 +10,8 @@ highest summed log-likelihood, `acc_norm` that with the highest one per byte of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from math import fsum, sqrt
@@ -86,6 +87,21 @@ def choice_row(value: Any) -> ChoiceRow:
     return ChoiceRow(context, tuple(choices), _answer(value.get("answer"), choices))
 
 
+def parse_choices(lines: Iterable[tuple[int, bytes]], option: str) -> list[ChoiceRow]:
+    """`lines`: (number, JSON). Raises BadParameter for `option`, naming the line."""
+    rows = []
+    for number, line in lines:
+        try:
+            rows.append(choice_row(json.loads(line.decode("utf-8-sig"))))
+        except BadParameter as error:
+            raise BadParameter(option, f"line {number:,}: {error.message}", error.remedy) from None
+        except (ValueError, RecursionError) as error:
+            raise BadParameter(option, f"line {number:,}: is not JSON: {str(error)[:100]}") from None
+    if not rows:
+        raise BadParameter(option, "holds no rows", 'Every line is {"question": …, "choices": […], "answer": …}.')
+    return rows
+
+
 def _answer(answer: Any, choices: list[str]) -> int:
     if isinstance(answer, str) and answer in choices:
         return choices.index(answer)
@@ -95,14 +111,18 @@ def _answer(answer: Any, choices: list[str]) -> int:
 
 
 def choice_ids(tokenizer: Tokenizer, row: ChoiceRow) -> ChoiceIds:
-    """White space at the end of the context goes to the choices, as a model has learned to begin words. What has
-    nothing before it, not even a token that begins texts, has no likelihood and is left out of the sum.
+    """White space at the end of the context goes to the choices, as a model has learned to begin words.
+
+    Raises BadParameter where nothing stands before a choice, not even a token that begins texts.
     """
     context = row.context.rstrip()
     between = row.context[len(context) :] or (" " if context else "")
     alone = tokenizer.encode(context)
     texts = tuple(tuple(tokenizer.encode(f"{context}{between}{choice}")) for choice in row.choices)
-    return ChoiceIds(texts, tuple(max(1, common_len([alone, ids])) for ids in texts))
+    scored_from = tuple(common_len([alone, ids]) for ids in texts)
+    if min(scored_from) == 0:
+        raise BadParameter("context", "is empty, and this model has no token that begins texts", "Give a context.")
+    return ChoiceIds(texts, scored_from)
 
 
 def measure_choices(

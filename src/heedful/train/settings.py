@@ -116,6 +116,8 @@ class RunSettings:
     eval_every: int = 100
     eval_tokens: int = 65536
     """About so many of the validation text, the same ones every time."""
+    eval_choices: str | None = None
+    """JSONL of questions with choices, which are judged with the validation."""
     sample_every: int = 200
     sample_tokens: int = 60
     sample_prompt: str = ""

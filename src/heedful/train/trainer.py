@@ -18,6 +18,7 @@ from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.train.batches import IGNORED, Batch, Segment, arrays, count_targets, in_parts, visits
 from heedful.train.chat_store import chat_of
 from heedful.train.checkpoint import Arrays
+from heedful.train.choices import choice_figures, read_choices
 from heedful.train.fast import fuse_norms
 from heedful.train.learner import BatchFacts, BestBy, Learner, prepare_process
 from heedful.train.loss import summed_loss
@@ -42,6 +43,7 @@ class Trainer(Learner):
         self.model = trained_model(run)
         self.config, self.decoder = self.model.config, self.model.decoder
         self.weights_file, self.stored_exactly = self.model.weights_file, self.model.stored_exactly
+        self._choices = read_choices(run.settings.run.eval_choices, run.tokenizer, self.config.context_len)
         fuse_norms(self.decoder)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.decoder)
@@ -93,7 +95,16 @@ class Trainer(Learner):
     # ---- judging
 
     def judge(self) -> dict[str, float]:
-        return {"bits_per_byte": self.bits_per_byte()} if self.run.data.validation_segments else {}
+        if not self.run.data.validation_segments:
+            return {}
+        return {"bits_per_byte": self.bits_per_byte(), **self._choice_figures()}
+
+    def _choice_figures(self) -> dict[str, float]:
+        """None where no questions are named."""
+        if not self._choices.rows:
+            return {}
+        with self._as_shown():
+            return choice_figures(self.decoder, self._choices)
 
     def bits_per_byte(self) -> float:
         """Of the validation text, as far as `run.eval_tokens` go: Σ −log2 p over all targets, per true byte of them."""
@@ -174,7 +185,7 @@ class ChatTrainer(Trainer):
         if not self.run.data.validation_segments:
             return {}
         nats, targets = self._validation_nats()
-        return {"loss_per_target": nats / len(targets)}
+        return {"loss_per_target": nats / len(targets), **self._choice_figures()}
 
     def sample(self) -> list[str]:
         """The likeliest answer to the first prompt that is kept apart, or to the first there is."""
