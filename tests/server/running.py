@@ -10,6 +10,7 @@ from pathlib import Path
 from heedful.decide.load import load_decider
 from heedful.engine.embedder import Embedder, load_embedder
 from heedful.engine.llm import LLM
+from heedful.router.policy import Policy
 from heedful.server.app import make_app
 from heedful.server.pool import LoadDecider
 from heedful.server.run import Server, listen, make_server
@@ -34,7 +35,9 @@ class RunningServer:
         assert not self._thread.is_alive(), "the server does not end"
 
 
-def start_server(model_dir: Path, *, load_decider: LoadDecider = load_decider, **settings: object) -> RunningServer:
+def start_server(
+    model_dir: Path, *, load_decider: LoadDecider = load_decider, policy: Policy | None = None, **settings: object
+) -> RunningServer:
     """With two names for the same tiny model, "tiny" and "other"."""
     chosen = ServerSettings(**{"models": ("tiny", "other"), "port": 0, "drain_seconds": 5.0, **settings})  # type: ignore[arg-type]
 
@@ -44,7 +47,7 @@ def start_server(model_dir: Path, *, load_decider: LoadDecider = load_decider, *
     def load_vectors(name: str) -> Embedder:
         return load_embedder(str(model_dir), threads=1)
 
-    app = make_app(chosen, load, load_vectors, load_decider)
+    app = make_app(chosen, load, load_vectors, load_decider, policy)
     listening = listen(chosen)
     server = make_server(app, chosen)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)

@@ -256,7 +256,7 @@ def _report(
     for what, some in (("to fit on", fitting), ("held out", held_out)):
         if not some:
             raise BadParameter("--rows", f"there is no row {what}", "Give more rows, or hold out another share.")
-    found = asyncio.run(calibrated(fitting, held_out, policy, error=options["error"], margin=options["margin"]))
+    found = calibrated(fitting, held_out, policy, error=options["error"], margin=options["margin"])
     assert policy.decision is not None
     decider = decider_identity(policy.decision.model or default_decider())
     write_calibration(path, policy, decider, rows_sha256, found)

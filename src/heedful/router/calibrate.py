@@ -1,6 +1,6 @@
 """Thresholds of routes from outcomes, under a bound on the rate of errors, and what they are worth on rows held out.
 
-    report = await calibrate(fitting, held_out, policy, error=0.05, margin=0.01)
+    report = calibrate(fitting, held_out, policy, error=0.05, margin=0.01)
     report.routes["easy -> small"].threshold, report.curve
 
 A route may be taken where its probability is at least t. Of t only a few candidates are tried, which depend on the
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, log
+from math import ceil, exp, fsum, lgamma, log, log1p
 from typing import Any
 
 import numpy as np
 
 from heedful.decide.calibrate import error_bound
-from heedful.router.choose import Chooser, Judged, Thresholds
+from heedful.router.choose import Choice, Chooser, Thresholds
 from heedful.router.curve import Comparison, Point, compared, point_of
 from heedful.router.outcomes import Labelled
 from heedful.router.policy import CALIBRATED, Policy, Route
@@ -66,25 +66,25 @@ class RouteReport:
         return asdict(self)
 
 
-async def calibrate(
+def calibrate(
     fitting: Sequence[Labelled], held_out: Sequence[Labelled], policy: Policy, *, error: float, margin: float
 ) -> RouteReport:
     """Thresholds from the one set, everything else from the other."""
-    routes = await fit_routes(fitting, policy, error)
+    routes = fit_routes(fitting, policy, error)
     chosen = Thresholds({name: one.threshold for name, one in routes.items()})
     comparable = [one for one in held_out if not one.forbidden]
-    targets = await replay(comparable, policy, chosen)
-    routed = point_of(comparable, targets)
-    baselines, comparisons = compared(comparable, targets, list(policy.targets), margin=margin)
+    choices = replay(comparable, policy, chosen)
+    routed = point_of(comparable, choices)
+    baselines, comparisons = compared(comparable, choices, list(policy.targets), margin=margin)
     curve = []
     for level in LEVELS:
-        found = await fit_routes(fitting, policy, level)
+        found = fit_routes(fitting, policy, level)
         at_level = Thresholds({name: one.threshold for name, one in found.items()})
-        curve.append((level, point_of(comparable, await replay(comparable, policy, at_level))))
+        curve.append((level, point_of(comparable, replay(comparable, policy, at_level))))
     return RouteReport(
         error=error,
         margin=margin,
-        routes={name: await _checked(held_out, policy, name, one, chosen) for name, one in routes.items()},
+        routes={name: _checked(held_out, policy, name, one, chosen) for name, one in routes.items()},
         rows_fitted=len(fitting),
         rows_held_out=len(comparable),
         rows_left_out=len(held_out) - len(comparable),
@@ -95,26 +95,25 @@ async def calibrate(
     )
 
 
-async def fit_routes(rows: Sequence[Labelled], policy: Policy, error: float) -> dict[str, RouteThreshold]:
+def fit_routes(rows: Sequence[Labelled], policy: Policy, error: float) -> dict[str, RouteThreshold]:
     """Route by route, in the policy's order: later ones get what earlier ones have left."""
     fitted: dict[str, RouteThreshold] = {}
     for route in policy.routes:
         if route.min_p != CALIBRATED or route.name in fitted:
             continue
         open_wide = {name: one.threshold for name, one in fitted.items()} | {route.name: 0.0}
-        mine = await _rows_of(rows, policy, route, Thresholds(open_wide))
+        mine = _rows_of(rows, policy, route, Thresholds(open_wide))
         fitted[route.name] = _fitted(mine, error)
     return fitted
 
 
-async def _rows_of(
+def _rows_of(
     rows: Sequence[Labelled], policy: Policy, route: Route, thresholds: Thresholds
 ) -> list[tuple[float, bool]]:
     """(probability, whether its target is right) of the rows that this route would take."""
     cause = f"route {policy.routes.index(route) + 1}"
     found = []
-    for row in rows:
-        choice = await _chooser(policy, thresholds, row).choose(row.row.asked)
+    for row, choice in zip(rows, replay(rows, policy, thresholds), strict=True):
         if choice.cause == cause and choice.p is not None and route.to in row.outcomes:
             found.append((choice.p, row.outcomes[route.to].is_right))
     return found
@@ -154,30 +153,31 @@ def bounded_threshold(
     for rank in ranks:
         threshold = order[rank - 1]
         taken = [is_right for p, is_right in zip(probabilities, right, strict=True) if p >= threshold]
-        share = 1 - (1 - certainty) / candidates
-        if error_bound(len(taken) - sum(taken), len(taken), certainty=share) <= error:
+        share = (1 - certainty) / candidates
+        if chance_of_at_most(len(taken) - sum(taken), len(taken), error) <= share:  # the bound is at most `error`
             found = threshold
     return found
 
 
-async def replay(rows: Sequence[Labelled], policy: Policy, thresholds: Thresholds) -> list[str]:
+def chance_of_at_most(errors: int, answers: int, rate: float) -> float:
+    """That a binomial count is so low, for a rate between 0 and 1."""
+    whole = lgamma(answers + 1)
+    terms = (whole - lgamma(k + 1) - lgamma(answers - k + 1) for k in range(errors + 1))
+    return fsum(exp(term + k * log(rate) + (answers - k) * log1p(-rate)) for k, term in enumerate(terms))
+
+
+def replay(rows: Sequence[Labelled], policy: Policy, thresholds: Thresholds) -> list[Choice]:
     """Where each row would go, by what the decider has said of it."""
-    return [(await _chooser(policy, thresholds, row).choose(row.row.asked)).target for row in rows]
+    chooser = Chooser(policy, None, thresholds)
+    return [chooser.choose_given(row.row.asked, row.signals, row.answers) for row in rows]
 
 
-def _chooser(policy: Policy, thresholds: Thresholds, row: Labelled) -> Chooser:
-    async def ask(*_: object) -> Judged:
-        return Judged(row.answers, {})
-
-    return Chooser(policy, ask if row.answers else None, thresholds)
-
-
-async def _checked(
+def _checked(
     rows: Sequence[Labelled], policy: Policy, name: str, fitted: RouteThreshold, thresholds: Thresholds
 ) -> RouteThreshold:
     """With what the held-out rows say of it."""
     route = next(one for one in policy.routes if one.name == name)
-    taken = [right for _, right in await _rows_of(rows, policy, route, thresholds)]
+    taken = [right for _, right in _rows_of(rows, policy, route, thresholds)]
     errors = len(taken) - sum(taken)
     bound = error_bound(errors, len(taken)) if taken else 1.0
     return RouteThreshold(fitted.threshold, fitted.rows, fitted.taken, fitted.errors, len(taken), errors, bound)

@@ -129,21 +129,23 @@ class Chooser:
         """Raises BadParameter where the constraints leave nobody."""
         began = self._clock()
         signals = signals_of(asked, self.policy.patterns)
-        forbidden = self.forbidden(signals)
-        allowed = [name for name in self.policy.targets if name not in forbidden]
-        if not allowed:
-            held = [one.condition.text for one in self.policy.constraints if one.condition.holds(signals)]
-            raise BadParameter("messages", f"no target may answer this: {', '.join(held)}", "Change the request.")
-        found = await self._first_that_fits(asked, signals, allowed)
-        found = self._kept_up(asked, signals, found, allowed)
-        return replace(
-            found,
-            policy_hash=self.policy.sha256[:12],
-            calibration_version=self.thresholds.version,
-            router_ms=(self._clock() - began) * 1e3,
-            forbidden=forbidden,
-            signals=signals,
-        )
+        allowed = self._allowed(signals)
+        found = self._without_decider(asked, signals, allowed)
+        if found is None:
+            judged, failure = await self._judged(asked)
+            if failure:
+                unknown = {"visits": None, "seconds": {"total": self._clock() - began}}
+                found = replace(self._default(allowed, failure), receipt=unknown)
+            else:
+                found = self._by_answers({} if judged is None else judged.answers, signals, allowed)
+                found = replace(found, receipt=None if judged is None else judged.receipt)
+        return self._whole(asked, signals, found, allowed, began)
+
+    def choose_given(self, asked: Asked, signals: Mapping[str, Value], answers: Mapping[str, Answer]) -> Choice:
+        """The same, where what the decider says is known already; {}: it says nothing, and no route fits."""
+        allowed = self._allowed(signals)
+        found = self._without_decider(asked, signals, allowed) or self._by_answers(answers, signals, allowed)
+        return self._whole(asked, signals, found, allowed, self._clock())
 
     def answered(self, asked: Asked, target: str) -> None:
         """The turn went to this target: its tool loop stays there."""
@@ -164,7 +166,16 @@ class Chooser:
         never = [one.never for one in self.policy.constraints if one.condition.holds(signals)]
         return tuple(name for name in self.policy.targets if any(name in names for names in never))
 
-    async def _first_that_fits(self, asked: Asked, signals: Mapping[str, Value], allowed: Sequence[str]) -> Choice:
+    def _allowed(self, signals: Mapping[str, Value]) -> list[str]:
+        forbidden = self.forbidden(signals)
+        allowed = [name for name in self.policy.targets if name not in forbidden]
+        if not allowed:
+            held = [one.condition.text for one in self.policy.constraints if one.condition.holds(signals)]
+            raise BadParameter("messages", f"no target may answer this: {', '.join(held)}", "Change the request.")
+        return allowed
+
+    def _without_decider(self, asked: Asked, signals: Mapping[str, Value], allowed: Sequence[str]) -> Choice | None:
+        """A turn's own target, or a rule's; None: the routes are to say."""
         if self.policy.stick.tool_loop and asked.is_tool_loop:
             pinned = self._pins.of_turn(asked)
             if pinned is not None and pinned in allowed:
@@ -172,17 +183,25 @@ class Chooser:
         for number, rule in enumerate(self.policy.rules, 1):
             if rule.to in allowed and _fits(rule, asked, signals):
                 return Choice(rule.to, f"rule {number}", max_tokens=rule.max_tokens)
-        if not self.policy.routes:
-            return self._default(allowed, "nothing else fits")
-        began = self._clock()
-        judged, failure = await self._judged(asked)
-        if failure:
-            unknown = {"visits": None, "seconds": {"total": self._clock() - began}}
-            return replace(self._default(allowed, failure), receipt=unknown)
-        answers = {} if judged is None else judged.answers
+        return None if self.policy.routes else self._default(allowed, "nothing else fits")
+
+    def _by_answers(
+        self, answers: Mapping[str, Answer], signals: Mapping[str, Value], allowed: Sequence[str]
+    ) -> Choice:
         found = self._route(answers, signals, allowed) or self._default(allowed, "no route fits")
-        shown = {name: answer.to_dict() for name, answer in answers.items()}
-        return replace(found, answers=shown, receipt=None if judged is None else judged.receipt)
+        return replace(found, answers={name: answer.to_dict() for name, answer in answers.items()})
+
+    def _whole(
+        self, asked: Asked, signals: Mapping[str, Value], found: Choice, allowed: Sequence[str], began: float
+    ) -> Choice:
+        return replace(
+            self._kept_up(asked, signals, found, allowed),
+            policy_hash=self.policy.sha256[:12],
+            calibration_version=self.thresholds.version,
+            router_ms=(self._clock() - began) * 1e3,
+            forbidden=self.forbidden(signals),
+            signals=signals,
+        )
 
     async def _judged(self, asked: Asked) -> tuple[Judged | None, str]:
         """(what the decider says, why it says nothing)"""

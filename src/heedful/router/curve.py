@@ -5,6 +5,7 @@ Differences are paired: the same rows, resampled together. Quality is the share 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heedful.router.choose import Choice
 from heedful.router.outcomes import COSTS, Labelled, Outcome
 
 RESAMPLES = 2_000
@@ -50,23 +52,25 @@ class Comparison:
     """By COSTS, a row: baseline less routed."""
 
 
-def point_of(rows: Sequence[Labelled], targets: Sequence[str]) -> Point:
-    """`targets`: one a row. What the decider cost is in it."""
-    quality, costs = _columns(rows, targets, with_router=True)
+def point_of(rows: Sequence[Labelled], choices: Sequence[Choice]) -> Point:
+    """`choices`: one a row. What the decider cost is in it, where it was asked."""
+    quality, costs = _routed(rows, choices)
+    targets = [choice.target for choice in choices]
     shares = {name: targets.count(name) / len(targets) for name in dict.fromkeys(targets)} if targets else {}
     return Point(len(rows), interval(quality), _intervals(costs), shares)
 
 
 def compared(
-    rows: Sequence[Labelled], targets: Sequence[str], names: Sequence[str], *, margin: float
+    rows: Sequence[Labelled], choices: Sequence[Choice], names: Sequence[str], *, margin: float
 ) -> tuple[dict[str, Point], dict[str, Comparison]]:
     """Baselines by name, and the routed rows against each. `names`: of all targets, the cheapest first."""
-    routed = _columns(rows, targets, with_router=True)
+    routed = _routed(rows, choices)
+    targets = [choice.target for choice in choices]
     shares = {name: targets.count(name) / max(1, len(targets)) for name in names}
-    columns = {f"always {name}": _columns(rows, [name] * len(rows), with_router=False) for name in names}
+    columns = {f"always {name}": _columns(rows, [name] * len(rows)) for name in names}
     columns["random"] = _mixed([columns[f"always {name}"] for name in names], [shares[name] for name in names])
     best = [oracle(row, names) for row in rows]
-    columns["oracle"] = _columns(rows, best, with_router=False)
+    columns["oracle"] = _columns(rows, best)
     of_baseline = {f"always {name}": {name: 1.0} for name in names} | {"random": shares}
     of_baseline["oracle"] = {name: best.count(name) / max(1, len(best)) for name in names}
     points = {
@@ -91,21 +95,35 @@ def interval(values: Floats) -> Interval:
     """By percentiles of resampled means; of no rows, all unknown as 0."""
     if not len(values):
         return Interval(0.0, 0.0, 0.0)
-    draws = np.random.default_rng(SEED).integers(0, len(values), (RESAMPLES, len(values)))
-    means = values[draws].mean(axis=1)
+    means = _resampled(len(values)) @ values
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(values.mean()), float(low), float(high))
+
+
+@functools.lru_cache(maxsize=4)
+def _resampled(rows: int) -> Floats:
+    """(RESAMPLES, rows): each row's share in each resample."""
+    counts = np.random.default_rng(SEED).multinomial(rows, np.full(rows, 1 / rows), RESAMPLES)
+    return counts / np.float64(rows)
 
 
 Columns = tuple[Floats, Mapping[str, Floats | None]]
 """(right or not, cost by COSTS), a row each."""
 
 
-def _columns(rows: Sequence[Labelled], targets: Sequence[str], *, with_router: bool) -> Columns:
+def _routed(rows: Sequence[Labelled], choices: Sequence[Choice]) -> Columns:
+    routers = [row.router if choice.answers else None for row, choice in zip(rows, choices, strict=True)]
+    return _columns(rows, [choice.target for choice in choices], routers)
+
+
+def _columns(
+    rows: Sequence[Labelled], targets: Sequence[str], routers: Sequence[Mapping[str, float | None] | None] | None = None
+) -> Columns:
+    """`routers`: what asking the decider cost, a row each; None: it was not asked."""
     outcomes = [row.outcomes[target] for row, target in zip(rows, targets, strict=True)]
     quality = np.array([one.is_right for one in outcomes], dtype=np.float64)
-    routers = [row.router if with_router else None for row in rows]
-    return quality, {name: _column(name, outcomes, routers) for name in COSTS}
+    asking = routers or [None] * len(rows)
+    return quality, {name: _column(name, outcomes, asking) for name in COSTS}
 
 
 def _column(name: str, outcomes: Sequence[Outcome], routers: Sequence[Mapping[str, Any] | None]) -> Floats | None:

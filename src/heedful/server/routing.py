@@ -36,7 +36,8 @@ WARM_TEXT = "Hello"
 def make_dispatcher(policy: Policy, state: ServerState) -> Dispatcher:
     """Raises PolicyError for what the environment, a calibration or this installation lacks."""
     name = decider_of(policy)
-    thresholds = thresholds_of(policy, decider_identity(name) if name else "")
+    is_calibrated = policy.decision is not None and policy.decision.calibration is not None
+    thresholds = thresholds_of(policy, decider_identity(name) if name and is_calibrated else "")
     for warning in thresholds.warnings:
         log.warning("heedful: %s", warning)
     targets = {spec.name: make_target(spec, state) for spec in policy.targets.values()}
