@@ -83,7 +83,7 @@ def train(
     values = {name: value for name, value in given.items() if value is not None}
     _require_torch()
     if resume:
-        _leave(_resume(out, steps, [*values, *(["--config"] if config else []), *(assign or [])], dry_run))
+        _leave(_resume(out, steps, [*values, *(["--config"] if config else [])], assign or [], dry_run))
     settings = _settings(values, config, assign or [])
     if dry_run:
         _print_estimate(settings, json_output)
@@ -101,16 +101,20 @@ def _settings(values: dict[str, Any], config: Path | None, assigned: list[str]) 
     return changed(TrainSettings(), {**in_file, **values, **from_words(assigned)})
 
 
-def _resume(out: Path, steps: int | None, given: list[str], dry_run: bool) -> Outcome:
+def _resume(out: Path, steps: int | None, given: list[str], words: list[str], dry_run: bool) -> Outcome:
     from heedful.train.loop import resume
+    from heedful.train.settings import TrainSettings, changed, from_words
 
+    assigned = from_words(words)
     others = [name for name in given if name != "run.steps"]
+    others += [name for name in assigned if not name.startswith("parallel.")]
     if others or dry_run:
         raise BadParameter(
             "--resume", f"goes on with the settings of the run; {', '.join(others) or '--dry-run'} cannot be given",
-            "Only --steps may be.",
+            "Only --steps may be, and --set parallel.….",
         )  # fmt: skip
-    return resume(out, steps=steps, say=_say)
+    parallel = changed(TrainSettings(), assigned).parallel if assigned else None
+    return resume(out, steps=steps, parallel=parallel, say=_say)
 
 
 def _leave(outcome: Outcome) -> None:

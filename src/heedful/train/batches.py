@@ -160,6 +160,10 @@ IGNORED = -100
 
 
 def arrays(store: TokenStore, segments: Sequence[Segment]) -> TokenArrays:
+    """Of no segment at all: a token without a target, for a process that has no share but takes part."""
+    if not segments:
+        zero = np.zeros(1, dtype=np.int64)
+        return TokenArrays(zero, zero, np.full(1, IGNORED, dtype=np.int64), [1])
     spans = [store.tokens[segment.start : segment.start + segment.length + 1] for segment in segments]
     return TokenArrays(
         np.concatenate([span[:-1] for span in spans]).astype(np.int64),

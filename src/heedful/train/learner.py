@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.errors import FileFormatError, TrainingDiverged
 from heedful.train import checkpoint as files
@@ -76,7 +77,7 @@ class BestBy:
 
 
 class Learner(ABC):
-    """`model`: its parameters that need gradients are trained. `optimizer`: theirs."""
+    """`optimizer`: of what is trained; its `spread` is what of it this process holds, and how it comes together."""
 
     best_by: BestBy
     weights_file: str = files.MODEL
@@ -84,18 +85,20 @@ class Learner(ABC):
     stored_exactly: bool = True
     """Whether `place` gives back what `weights` gave to the bit; where not, the checkpoint has another copy."""
 
-    def __init__(self, folder: Path, settings: TrainSettings, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, folder: Path, settings: TrainSettings, optimizer: Optimizer) -> None:
         self.folder, self.settings, self.optimizer = folder, settings, optimizer
+        self.spread, self.team = optimizer.spread, optimizer.spread.team
         self.state = TrainingState()
-        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self.trained = list(self._parameters.values())
+        self.trained = list(self.spread.held.values())
         self._average = [p.detach().clone() for p in self.trained] if settings.optim.ema else None
 
     # ---- what each kind of training does in its own way
 
     @abstractmethod
     def pass_batch(self) -> BatchFacts:
-        """Leave the gradients of the mean loss of the batch at `state.cursor`."""
+        """Leave the gradients of the mean loss of the batch at `state.cursor`; of several processes each those of its
+        share. The facts are of the whole batch.
+        """
 
     @abstractmethod
     def judge(self) -> dict[str, float]:
@@ -131,6 +134,7 @@ class Learner(ABC):
         """Raises TrainingDiverged, the weights still as they were, when loss or gradients are no numbers."""
         done = self.state
         batch = self.pass_batch()
+        self.spread.take_gradients()
         norm = self._guarded_norm(batch)
         lr = told(self.settings.optim.lr) * rate_share(done.step, self.settings.run.steps, self.settings.optim)
         self.optimizer.step(lr)
@@ -151,7 +155,7 @@ class Learner(ABC):
     def _guarded_norm(self, batch: BatchFacts) -> float:
         """Of all gradients together, before they are clipped."""
         clip = self.settings.optim.clip
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None]))
+        norm = self.spread.gradient_norm()
         if not (math.isfinite(batch.loss) and math.isfinite(norm)):
             raise TrainingDiverged(self.state.step, batch.loss, norm, batch.described)
         if clip and norm > clip:
@@ -182,21 +186,32 @@ class Learner(ABC):
 
     def _exchange(self, average: list[Tensor]) -> None:
         for place, parameter in enumerate(self.trained):
-            average[place], parameter.data = parameter.data, average[place]
+            if self.spread.is_whole:
+                average[place], parameter.data = parameter.data, average[place]
+            else:  # the parameters of the model share this memory
+                before = parameter.detach().clone()
+                parameter.data.copy_(average[place])
+                average[place].copy_(before)
 
     # ---- checkpoints
 
-    def save(self) -> Path:
-        with self.averaged():
-            tensors = {self.weights_file: self.weights()}
+    def save(self) -> None:
+        """The first process writes; the others give what they hold."""
+        with self.averaged(), self.spread.whole():
+            tensors = {self.weights_file: self.weights() if self.team.is_first else {}}
         if self._is_kept_twice:
-            tensors[files.TRAINED] = {name: each.detach().numpy() for name, each in self._parameters.items()}
+            tensors[files.TRAINED] = {name: self.spread.gathered(name, each) for name, each in self.spread.held.items()}
         tensors[files.OPTIMIZER] = self.optimizer.stored()
-        return files.write_checkpoint(self.folder, self.state, tensors, self.documents(), self.settings.run.keep)
+        if self.team.is_first:
+            files.write_checkpoint(self.folder, self.state, tensors, self.documents(), self.settings.run.keep)
+            return
+        for arrays in tensors.values():
+            for values in arrays.values():
+                np.asarray(values)
 
     def load(self, folder: Path) -> None:
         """Stand where a checkpoint stood. Raises FileFormatError, UnsupportedModel for one that is not this run's."""
-        with self.averaged():
+        with self.averaged(), self.spread.to_be_placed():
             self.place(folder / self.weights_file)
         if self._is_kept_twice:
             self._place_trained(folder / files.TRAINED)
@@ -214,8 +229,9 @@ class Learner(ABC):
     def _place_trained(self, stored: Path) -> None:
         to_place = WeightsToPlace(read_safetensors(stored))
         with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(torch.from_numpy(to_place.take(name, tuple(parameter.shape)).to_float32()))
+            for name, held in self.spread.held.items():
+                whole = to_place.take(name, self.spread.layouts[name].shape).to_float32()
+                held.copy_(self.spread.own(name, torch.from_numpy(whole)))
         to_place.require_none_left()
 
 

@@ -9,7 +9,9 @@ What people read goes through `say`; every step is a row of metrics.jsonl.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +22,7 @@ from heedful.train.chat_rows import Piece
 from heedful.train.chat_store import as_plain_text, shown
 from heedful.train.checkpoint import remove_unfinished
 from heedful.train.html_report import write_report
+from heedful.train.processes import fitting, from_environment, grid
 from heedful.train.report import StepLine, loss_plot, progress_line, short
 from heedful.train.run_files import (
     METRICS,
@@ -29,15 +32,17 @@ from heedful.train.run_files import (
     open_run,
     other_version,
     read_metrics,
+    read_settings,
     with_steps,
 )
-from heedful.train.settings import TrainSettings
+from heedful.train.settings import ParallelSettings, TrainSettings
 from heedful.train.shape import dialled
 from heedful.train.stop import StopOnSignal
 from heedful.weights.run_folder import checkpoints, newest_checkpoint, step_of
 
 if TYPE_CHECKING:
     from heedful.train.learner import Learner, StepFacts
+    from heedful.train.team import Team
 
 Say = Callable[[str], None]
 
@@ -54,16 +59,51 @@ def begin(
     folder: Path, settings: TrainSettings, *, say: Say = print, show: Callable[[list[Piece]], None] | None = None
 ) -> Outcome:
     """A new run in `folder`. `show`: gets a chat of the data, in pieces that are learned and that are context; None:
-    it is said. Raises as `begin_run` and `Learner.step` do.
+    it is said. Raises as `begin_run` and `Learner.step` do. Started by torchrun, its processes share the run; the first
+    one alone tokenizes, says and writes.
     """
-    run = begin_run(folder, complete(settings), say)
-    if run.data.store.learned is not None:
-        found = shown(run.data.store, run.tokenizer)
-        if show is None:
-            say(f"the first row; what is learned stands in [[ ]]:\n{as_plain_text(found)}")
-        else:
-            show(found)
-    return _train(learner_of(run), say)
+    settings = complete(settings)
+    with _team(settings.parallel) as team:
+        say = say if _is_first(team) else _nothing
+        with _first_before_others(team):
+            run = begin_run(folder, settings, say) if _is_first(team) else open_run(folder)
+        if run.data.store.learned is not None and _is_first(team):
+            _show_a_chat(run, say, show)
+        return _train(learner_of(run, team), say)
+
+
+@contextmanager
+def _team(settings: ParallelSettings) -> Iterator[Team | None]:
+    """None: this process is alone."""
+    processes = from_environment()
+    grid(processes.size, settings)
+    if processes.size == 1:
+        yield None
+        return
+    from heedful.train.team import joined
+
+    with joined(processes, settings) as team:
+        yield team
+
+
+def _nothing(line: str) -> None:
+    pass
+
+
+def _is_first(team: Team | None) -> bool:
+    return team is None or team.is_first
+
+
+def _first_before_others(team: Team | None) -> AbstractContextManager[None]:
+    return nullcontext() if team is None else team.first_before_others()
+
+
+def _show_a_chat(run: RunFiles, say: Say, show: Callable[[list[Piece]], None] | None) -> None:
+    found = shown(run.data.store, run.tokenizer)
+    if show is None:
+        say(f"the first row; what is learned stands in [[ ]]:\n{as_plain_text(found)}")
+    else:
+        show(found)
 
 
 def complete(settings: TrainSettings) -> TrainSettings:
@@ -72,49 +112,72 @@ def complete(settings: TrainSettings) -> TrainSettings:
     return dialled(replace(settings, run=replace(settings.run, threads=threads)))
 
 
-def resume(folder: Path, *, steps: int | None = None, say: Say = print) -> Outcome:
+def resume(
+    folder: Path, *, steps: int | None = None, parallel: ParallelSettings | None = None, say: Say = print
+) -> Outcome:
     """Go on after the newest whole checkpoint, from the start where there is none: to the weights and losses, bit for
-    bit, of a run that was never stopped. `steps`: another last step, with the schedule that belongs to it.
+    bit, of a run that was never stopped, where there are as many processes as before; with another number equal but for
+    the order of sums. `steps`: another last step, with the schedule that belongs to it. `parallel`: how the processes
+    share the model from now on.
     """
-    run = open_run(folder)
-    if (other := other_version(folder)) is not None:
-        say(f"{folder} was begun with heedful {other}: {__version__} may not go on with it to the bit")
-    if steps is not None:
-        run = with_steps(run, steps)
-    remove_unfinished(folder)
-    learner = learner_of(run)
-    found = newest_checkpoint(folder)
+    size = from_environment().size
+    wanted = parallel or fitting(size, read_settings(folder).parallel)
+    with _team(wanted) as team:
+        say = say if _is_first(team) else _nothing
+        with _first_before_others(team):
+            if _is_first(team):
+                if steps is not None:
+                    with_steps(open_run(folder), steps)
+                remove_unfinished(folder)
+            run = open_run(folder)
+        if (other := other_version(folder)) is not None:
+            say(f"{folder} was begun with heedful {other}: {__version__} may not go on with it to the bit")
+        learner = learner_of(run, team)
+        found = _newest(folder, learner.team, say)
+        if found is not None:
+            learner.load(found)
+        if _is_first(team):
+            cut_metrics(folder, learner.state.step)
+        say(f"{folder} goes on after step {learner.state.step:,}")
+        return _train(learner, say)
+
+
+def _newest(folder: Path, team: Team, say: Say) -> Path | None:
+    """The newest whole checkpoint. The first process looks at all of every file; the others take its word."""
+    found = newest_checkpoint(folder) if team.is_first else None
+    step = team.of_first(-1 if found is None else step_of(found))
     for broken in checkpoints(folder):
-        if found is None or step_of(broken) > step_of(found):
+        if step_of(broken) > step:
             say(f"{broken} is not whole: passed over")
-    if found is not None:
-        learner.load(found)
-    cut_metrics(folder, learner.state.step)
-    say(f"{folder} goes on after step {learner.state.step:,}")
-    return _train(learner, say)
+    return next((each for each in checkpoints(folder) if step_of(each) == step), None)
 
 
-def learner_of(run: RunFiles) -> Learner:
+def learner_of(run: RunFiles, team: Team | None = None) -> Learner:
     """What its settings ask for. Here a new kind of training joins."""
+    from heedful.train.spread import ALONE
     from heedful.train.trainer import ChatTrainer, Trainer
 
-    return ChatTrainer(run) if run.settings.data.chat else Trainer(run)
+    return (ChatTrainer if run.settings.data.chat else Trainer)(run, team or ALONE)
 
 
 def _train(learner: Learner, say: Say) -> Outcome:
-    folder, last_step = learner.folder, learner.settings.run.steps
-    with StopOnSignal() as stop, (folder / METRICS).open("a", encoding="utf-8") as metrics:
-        loop = _Loop(learner, metrics, say)
-        while learner.state.step < last_step and stop.received is None:
+    folder, last_step, team = learner.folder, learner.settings.run.steps, learner.team
+    rows = folder / METRICS if team.is_first else Path(os.devnull)
+    with StopOnSignal() as stop, rows.open("a", encoding="utf-8") as metrics:
+        loop, stopped_by = _Loop(learner, metrics, say), 0
+        while learner.state.step < last_step and not (stopped_by := team.largest(stop.received or 0)):
             loop.step()
         loop.save_unless_saved()
-    say(f"report: {write_report([folder]).resolve().as_uri()}")
     step = learner.state.step
+    outcome = Outcome(folder, step, stopped_by if step < last_step else None)
+    if not team.is_first:
+        return outcome
+    say(f"report: {write_report([folder]).resolve().as_uri()}")
     if step < last_step:
-        say(f"stopped after step {step:,}; go on with: heedful train --resume --out {folder}")
-        return Outcome(folder, step, stop.received)
-    _say_the_end(learner, say)
-    return Outcome(folder, step, None)
+        say(f"stopped after step {step:,}; go on with: {team.processes.resume_command(str(folder))}")
+    else:
+        _say_the_end(learner, say)
+    return outcome
 
 
 def _say_the_end(learner: Learner, say: Say) -> None:
@@ -134,7 +197,7 @@ class _Loop:
 
         self._learner, self._metrics, self._say = learner, metrics, say
         self._run = learner.settings.run
-        self._peak_flops = measure_peak_flops()
+        self._peak_flops = learner.team.sum_over_all(measure_peak_flops())
         self._saved_step = learner.state.step
         self._since_line: list[StepFacts] = []
         self._began = perf_counter()

@@ -5,7 +5,7 @@ what it writes when every token is computed anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 import numpy as np
@@ -80,16 +80,23 @@ def place(decoder: Decoder, weights: Weights) -> None:
 
 
 def generated(
-    decoder: Decoder, prompt_ids: list[int], max_tokens: int, end_ids: Collection[int], *, seed: int | None = None
+    decoder: Decoder,
+    prompt_ids: list[int],
+    max_tokens: int,
+    end_ids: Collection[int],
+    *,
+    seed: int | None = None,
+    agree: Callable[[int], int] = int,
 ) -> list[int]:
     """New ids, every step computed in full, without any cache; the likeliest ones, or with a seed sampled ones. Ends
-    before one of `end_ids`, or where the context is full.
+    before one of `end_ids`, or where the context is full. `agree`: which token to take, of those that the processes
+    which compute this together have.
     """
     ids = list(prompt_ids)
     draw = None if seed is None else torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _ in range(min(max_tokens, decoder.config.context_len - len(ids))):
-            token = _next_token(last_logits(decoder, ids), draw)
+            token = agree(_next_token(last_logits(decoder, ids), draw))
             if token in end_ids:
                 break
             ids.append(token)

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from heedful.errors import UsageError
-
-
-@dataclass(frozen=True)
-class ParallelSettings:
-    """How the processes that torchrun starts share a model. Of what is None, their number decides."""
-
-    data: int | None = None
-    """Ranks that share the batch, and weights and optimizer by rows. None: all processes over `tensor`."""
-    tensor: int | None = None
-    """Ranks that share every matrix of a layer. None: 1."""
-    timeout: int = 1800
-    """Seconds that a process waits for the others before the run ends."""
+from heedful.errors import BadParameter, UsageError
+from heedful.train.settings import ParallelSettings
 
 
 @dataclass(frozen=True)
@@ -50,3 +39,23 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Processes:
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise UsageError(f"RANK is {rank} of WORLD_SIZE {size}", "Start the processes with torchrun.")
     return Processes(rank, size, local_rank, local_size)
+
+
+def grid(size: int, settings: ParallelSettings) -> tuple[int, int]:
+    """(data ranks, tensor ranks). Raises BadParameter."""
+    tensor = settings.tensor or (1 if settings.data is None else max(1, size // settings.data))
+    data = settings.data or max(1, size // tensor)
+    if data * tensor != size:
+        raise BadParameter(
+            "parallel.data" if settings.data else "parallel.tensor",
+            f"{data} data ranks times {tensor} tensor ranks are {data * tensor} processes, {size} "
+            f"{'is' if size == 1 else 'are'} there",
+            "Start as many with torchrun --nproc-per-node; or leave the setting out.",
+        )
+    return data, tensor
+
+
+def fitting(size: int, settings: ParallelSettings) -> ParallelSettings:
+    """Those of a run, or what becomes of them where another number of processes goes on with it: data ranks alone."""
+    fits = settings.tensor is None or size % settings.tensor == 0
+    return replace(settings, data=None, tensor=settings.tensor if fits else None)

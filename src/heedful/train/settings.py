@@ -107,11 +107,25 @@ class LoraSettings:
 
 
 @dataclass(frozen=True)
+class ParallelSettings:
+    """How the processes that torchrun starts share a model. Of what is None, their number decides."""
+
+    data: int | None = None
+    """Ranks that share the batch, and weights and optimizer by rows. None: all processes over `tensor`."""
+    tensor: int | None = None
+    """Ranks that share every matrix of a layer. None: 1."""
+    timeout: int = 1800
+    """Seconds that a process waits for the others before the run ends."""
+
+
+@dataclass(frozen=True)
 class RunSettings:
     steps: int = 1000
     seed: int = 0
     threads: int | None = None
-    """None: all processors. A resumed run equals one that was never stopped with the same number only."""
+    """Of a machine, for its processes together. None: all processors. A resumed run equals one that was never stopped
+    with the same number only.
+    """
     log_every: int = 10
     eval_every: int = 100
     eval_tokens: int = 65536
@@ -132,6 +146,7 @@ class TrainSettings:
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
@@ -196,6 +211,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "lora.rank": (0, 1 << 14),
     "lora.alpha": (1e-6, 1 << 20),
     "lora.dropout": (0, 0.95),
+    "parallel.data": (1, 1 << 20),
+    "parallel.tensor": (1, 1 << 14),
+    "parallel.timeout": (1, 1 << 20),
     "run.steps": (1, _MOST),
     "run.seed": (0, 2**63 - 1),
     "run.threads": (1, 4096),

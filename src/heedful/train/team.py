@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from heedful.errors import BadParameter, ProcessLost
+from heedful.errors import ProcessLost
 from heedful.train.layout import Layout
-from heedful.train.processes import ParallelSettings, Processes
+from heedful.train.processes import Processes, grid
+from heedful.train.settings import ParallelSettings
 
 _REMEDY = (
     "What it said is above or in its log. Go on from the newest checkpoint, with as many processes as you like: "
@@ -36,6 +37,8 @@ class Team:
     processes: Processes = ALONE
     mesh: DeviceMesh | None = None
     """Dimensions "data" and "tensor"; None: there is one process."""
+    waiting: dist.ProcessGroup | None = None
+    """All of them, for waits that may be long."""
 
     @property
     def is_first(self) -> bool:
@@ -181,13 +184,7 @@ class Team:
 
     def _meet(self) -> None:
         if self.mesh is not None:
-            dist.barrier(group=_slow_group())
-
-
-def _slow_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=FIRST_TO_PREPARE)
-    assert isinstance(group, dist.ProcessGroup), group
-    return group
+            dist.barrier(group=self.waiting)
 
 
 @contextmanager
@@ -202,7 +199,7 @@ def joined(processes: Processes, settings: ParallelSettings) -> Iterator[Team]:
     dist.init_process_group("gloo", timeout=timedelta(seconds=settings.timeout))
     try:
         mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
-        yield Team(processes, mesh)
+        yield Team(processes, mesh, dist.new_group(backend="gloo", timeout=FIRST_TO_PREPARE))
     except (RuntimeError, dist.DistError) as error:
         if not _is_of_connections(error):
             raise
@@ -213,17 +210,3 @@ def joined(processes: Processes, settings: ParallelSettings) -> Iterator[Team]:
 
 def _is_of_connections(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def grid(size: int, settings: ParallelSettings) -> tuple[int, int]:
-    """(data ranks, tensor ranks). Raises BadParameter."""
-    tensor = settings.tensor or (1 if settings.data is None else max(1, size // settings.data))
-    data = settings.data or max(1, size // tensor)
-    if data * tensor != size:
-        raise BadParameter(
-            "parallel.data" if settings.data else "parallel.tensor",
-            f"{data} data ranks times {tensor} tensor ranks are {data * tensor} processes, {size} "
-            f"{'is' if size == 1 else 'are'} there",
-            "Start as many with torchrun --nproc-per-node; or leave the setting out.",
-        )
-    return data, tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from heedful.kernels.text_attention import PackedCausalAttend
+from heedful.models.decoder import Decoder
 from heedful.train.batches import IGNORED, Batch, Segment, arrays, count_targets, in_parts, visits
 from heedful.train.chat_store import chat_of
 from heedful.train.checkpoint import Arrays
@@ -26,6 +27,9 @@ from heedful.train.network import generated, recompute_in_backward
 from heedful.train.optim import Optimizer
 from heedful.train.run_files import RunFiles
 from heedful.train.settings import told
+from heedful.train.shares import own_parts
+from heedful.train.spread import ALONE, Spread
+from heedful.train.team import Team
 from heedful.train.token_store import TokenStore
 from heedful.train.trained_model import trained_model
 
@@ -37,8 +41,8 @@ class Trainer(Learner):
 
     best_by = BestBy("bits_per_byte", "bits a byte")
 
-    def __init__(self, run: RunFiles) -> None:
-        prepare_process(told(run.settings.run.threads))
+    def __init__(self, run: RunFiles, team: Team = ALONE) -> None:
+        prepare_process(max(1, told(run.settings.run.threads) // team.processes.local_size))
         self.run = run
         self.model = trained_model(run)
         self.config, self.decoder = self.model.config, self.model.decoder
@@ -47,8 +51,9 @@ class Trainer(Learner):
         fuse_norms(self.decoder)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.decoder)
-        optimizer = Optimizer(self.decoder, run.settings.optim, self.model.matrices)
-        super().__init__(run.folder, run.settings, self.decoder, optimizer)
+        matrices = self.model.matrices
+        optimizer = Optimizer(_spread(self.decoder, team), run.settings.optim, matrices)
+        super().__init__(run.folder, run.settings, optimizer)
 
     # ---- steps
 
@@ -68,15 +73,27 @@ class Trainer(Learner):
         )
 
     def gradients(self, batch: Batch) -> float:
-        """Leaves the gradients of the batch's mean loss, and returns that loss. However many parts it is cut into, each
-        target counts the same.
+        """Leaves the gradients of the batch's mean loss, and returns that loss. However many parts it is cut into, and
+        however many processes share it, each target counts the same.
         """
         total, targets = 0.0, count_targets(self.run.data.store, batch.segments)
-        for part in in_parts(batch.segments, self.settings.optim.micro_batches):
+        for part in self._own_parts(batch.segments, self.settings.optim.micro_batches):
             loss = self._summed_loss(self.run.data.store, part) / targets
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        return total
+        return self.team.sum_over_data(total)[0]
+
+    def _own_parts(self, segments: Sequence[Segment], parts: int) -> list[list[Segment]]:
+        def cost(segment: Segment) -> int:
+            return self.training_flops(segment.length, visits([segment], self.config))
+
+        return own_parts(
+            segments,
+            cost,
+            lambda mine: in_parts(mine, parts),
+            rank=self.team.data_rank,
+            ranks=self.team.data_size,
+        )
 
     def _summed_loss(self, store: TokenStore, segments: list[Segment]) -> Tensor:
         part = arrays(store, segments)
@@ -122,8 +139,9 @@ class Trainer(Learner):
             tokens += segment.length
         nats = 0.0
         with self._as_shown():
-            for part in in_parts(chosen, -(-tokens // limit) * self.settings.optim.micro_batches):
+            for part in self._own_parts(chosen, -(-tokens // limit) * self.settings.optim.micro_batches):
                 nats += float(self._summed_loss(data.validation_store, part))
+        (nats,) = self.team.sum_over_data(nats)
         targets = arrays(data.validation_store, chosen).targets
         return nats, targets[targets != IGNORED]
 
@@ -131,7 +149,7 @@ class Trainer(Learner):
     def _as_shown(self) -> Iterator[None]:
         """The model as it is judged and saved to be run, without gradients."""
         self.decoder.eval()
-        with torch.no_grad(), self.averaged():
+        with torch.no_grad(), self.averaged(), self.spread.at_hand():
             yield
 
     @cached_property
@@ -146,7 +164,12 @@ class Trainer(Learner):
         prompt = [run.end_id, *run.tokenizer.encode(settings.sample_prompt, add_bos=False)]
         with self._as_shown():
             ids = generated(
-                self.decoder, prompt, settings.sample_tokens, {run.end_id}, seed=settings.seed + self.state.step
+                self.decoder,
+                prompt,
+                settings.sample_tokens,
+                {run.end_id},
+                seed=settings.seed + self.state.step,
+                agree=self.team.of_first,
             )
         return [settings.sample_prompt + run.tokenizer.decode(ids)]
 
@@ -169,6 +192,14 @@ class Trainer(Learner):
 
     def documents(self) -> dict[str, bytes]:
         return self.model.documents()
+
+
+def _spread(decoder: Decoder, team: Team) -> Spread:
+    if team is ALONE:
+        return Spread(decoder)
+    from heedful.train.parallel import spread_over
+
+    return spread_over(team, decoder)
 
 
 def _seed_of(seed: int, step: int) -> int:
@@ -194,7 +225,13 @@ class ChatTrainer(Trainer):
         chat = chat_of(data.validation_store if data.validation_segments else data.store, number)
         prompt = chat.token_ids[: chat.learned.index(True)]
         with self._as_shown():
-            ids = generated(self.decoder, prompt, self.settings.run.sample_tokens, run.tokenizer.eos_ids)
+            ids = generated(
+                self.decoder,
+                prompt,
+                self.settings.run.sample_tokens,
+                run.tokenizer.eos_ids,
+                agree=self.team.of_first,
+            )
         asked, answer = (run.tokenizer.decode(part, skip_special=False, continues=True) for part in (prompt, ids))
         return [f"{asked}{answer}"]
 
