@@ -27,6 +27,7 @@ VERBS = {
     "export": "export",
     "serve": "serve",
     "route": "app",
+    "mcp": "app",
     "cost": "cost",
     "show": "show",
     "pull": "pull",

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from heedful.errors import HeedfulError, McpNotApproved, McpServerDown, McpUnknownTool
-from heedful.mcp.approvals import Approvals
-from heedful.mcp.catalog import CatalogTool, Catalogue, ListedTool, ServerListing, make_catalogue
+from heedful.mcp.approvals import Approvals, Pin
+from heedful.mcp.catalog import SEPARATOR, CatalogTool, Catalogue, ListedTool, ServerListing, make_catalogue
 from heedful.mcp.config import McpConfig, ServerConfig
 from heedful.mcp.connection import Connection, Patience, Progress, ServerStatus
 
@@ -90,6 +90,33 @@ class McpManager:
         await asyncio.gather(*(self._list(name, refresh, wait_s) for name in self._connections))
         return self._snapshot()
 
+    def problems(self) -> dict[str, HeedfulError]:
+        """Server → why it lists nothing, of those that did not when they were asked last."""
+        return dict(self._unavailable)
+
+    def pins(self, server: str) -> dict[str, Pin]:
+        """What a server listed last, as it would be agreed to; tools that cannot be offered at all are left out."""
+        known = self._known.get(server)
+        pins: dict[str, Pin] = {}
+        for tool in known.tools if known else ():
+            pins.setdefault(tool.name, tool.pin)  # of two of a name the first, as in a catalogue
+        listing = ServerListing(server, known.tools if known else (), pins=pins)
+        never = {each.name for each in make_catalogue([listing]).not_offered if each.cause != "duplicate"}
+        return {name: pin for name, pin in pins.items() if name not in never}
+
+    def offered(self, catalogue: Catalogue, name: str) -> CatalogTool:
+        """By the model's name, or a server's own where only one tool has it. Raises McpUnknownTool, saying why."""
+        found = catalogue.named(name)
+        if found is not None:
+            return found
+        for each in catalogue.not_offered:
+            if name in (each.name, f"{each.server}/{each.name}", f"{each.server}{SEPARATOR}{each.name}"):
+                raise McpUnknownTool(
+                    f"tool {each.name!r} of MCP server {each.server!r} is not offered: {each.reason}",
+                    "Look at it and agree: heedful mcp approve" if each.pin else "",
+                )
+        raise McpUnknownTool(f"no MCP server offers a tool {name!r:.80}", "What there is: heedful mcp tools")
+
     async def call(
         self,
         model_name: str,
@@ -111,7 +138,7 @@ class McpManager:
         """
         catalogue = self._catalogue or await self.catalogue()
         return await self.call_tool(
-            self._offered(catalogue, model_name),
+            self.offered(catalogue, model_name),
             arguments,
             on_progress=on_progress,
             timeout_s=timeout_s,
@@ -144,23 +171,13 @@ class McpManager:
                     raise
         raise AssertionError(tool)
 
-    def _offered(self, catalogue: Catalogue, model_name: str) -> CatalogTool:
-        if model_name in catalogue:
-            return catalogue[model_name]
-        for each in catalogue.not_offered:
-            if model_name in (each.name, f"{each.server}__{each.name}"):
-                raise McpUnknownTool(
-                    f"tool {each.name!r} of MCP server {each.server!r} is not offered: {each.reason}",
-                    "Look at it and agree: heedful mcp approve" if each.pin else "",
-                )
-        raise McpUnknownTool(f"no MCP server offers a tool {model_name!r:.80}", "What there is: heedful mcp tools")
-
     def _check_unchanged(self, tool: CatalogTool, now: Catalogue) -> None:
         if tool.server in self._unavailable:
             raise self._unavailable[tool.server]
         found = now.find(tool.server, tool.name)
         if found is None or found.fingerprint != tool.fingerprint:
-            self._offered(now, found.model_name if found and found.model_name != tool.model_name else tool.model_name)
+            if found is None:
+                self.offered(now, f"{tool.server}/{tool.name}")
             raise McpUnknownTool(
                 f"tool {tool.name!r} of MCP server {tool.server!r} has changed since it was offered",
                 "Take a new catalogue.",
