@@ -132,7 +132,7 @@ def test_a_report_by_hand(tmp_path: Path) -> None:
 def test_no_saving_is_claimed_where_quality_is_lost(tmp_path: Path) -> None:
     draw = random.Random(1)
     policy = policy_of(tmp_path, POLICY)
-    report = run(rows(draw, 400, skill=1.5), rows(draw, 300, skill=1.5), policy, error=0.5)
+    report = run(rows(draw, 200, skill=1.5), rows(draw, 200, skill=1.5), policy, error=0.5)
     comparison = report.comparisons["always big"]
     assert report.routed.shares["small"] > 0.9
     assert comparison.quality.high < 0
