@@ -53,7 +53,7 @@ def dialled(settings: TrainSettings) -> TrainSettings:
         settings,
         model=model,
         data=replace(settings.data, vocab_size=vocab_size),
-        optim=replace(settings.optim, batch_tokens=batch_tokens, lr=settings.optim.lr or FRESH_LR),
+        optim=replace(settings.optim, batch_tokens=batch_tokens, lr=FRESH_LR if settings.optim.lr is None else settings.optim.lr),
     )
 
 
@@ -71,7 +71,8 @@ def _based(settings: TrainSettings) -> TrainSettings:
     batch_tokens = settings.optim.batch_tokens or context
     if batch_tokens < context:
         raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than a context of {context:,}")
-    lr = settings.optim.lr or (LOW_RANK_LR if settings.lora.rank else BASE_LR)
+    default_lr = LOW_RANK_LR if settings.lora.rank else BASE_LR
+    lr = default_lr if settings.optim.lr is None else settings.optim.lr
     return replace(
         settings,
         model=replace(settings.model, context_len=context),
