@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from heedful.decide.load import default_decider
 from heedful.decide.question import Question
-from heedful.errors import HeedfulError
 from heedful.router.choose import Ask, Chooser, Judged
 from heedful.router.dispatch import Dispatcher, Routed
 from heedful.router.ledger import RouteLedger
@@ -69,8 +68,8 @@ async def warm(policy: Policy, state: ServerState) -> None:
         return
     try:
         await ask(WARM_TEXT, policy.decision.questions, "")
-    except HeedfulError as error:
-        log.warning("heedful: the policy's decider fails, and all goes to %s: %s", policy.default, error.message)
+    except Exception as error:  # whatever is wrong with it: requests are answered without it, as they would be later
+        log.warning("heedful: the policy's decider fails, and %s answers in its place: %s", policy.default, error)
 
 
 async def routed_chat(request: Request, body: ChatBody) -> ASGIApp:
