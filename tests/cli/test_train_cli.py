@@ -87,7 +87,7 @@ def fully_recomputed(prompt: str, max_tokens: int) -> str:
     runs = open_run(Path("runs/a"))
     trainer = Trainer(runs)
     trainer.load(model_in(runs.folder))
-    ids = generated(trainer.decoder, runs.tokenizer.encode(prompt), max_tokens, runs.end_id)
+    ids = generated(trainer.decoder, runs.tokenizer.encode(prompt), max_tokens, {runs.end_id})
     assert len(ids) == max_tokens, "long enough to tell them apart"
     return runs.tokenizer.decode(ids)
 

@@ -34,7 +34,7 @@ def test_the_commands_run_in_their_order(
 
 
 def test_every_setting_is_in_the_table() -> None:
-    rows = re.findall(r"^\| (`(?:model|data|optim|run)\..*?) \|", PAGE, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`(?:model|data|optim|lora|parallel|run)\..*?) \|", PAGE, flags=re.MULTILINE)
     named = set()
     for row in rows:
         section = row[1:].partition(".")[0]

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from training_cases import small_settings, write_documents
 
 from heedful.engine.llm import LLM
-from heedful.errors import BadParameter, FileFormatError
+from heedful.errors import BadParameter, FileFormatError, SourceError
 from heedful.kernels.attention import DenseAttend
 from heedful.models.decoder import Decoder
 from heedful.train.base import open_base
@@ -130,7 +130,9 @@ def test_what_is_learned_is_shown_before(base: Path, chats: Path, tmp_path: Path
     first = json.loads(chats.read_text().splitlines()[0])["messages"]
     assert said[0].startswith("train: 24 rows, ")
     shown = said[1].partition("\n")[2]
-    assert shown.startswith(f"<|endoftext|><|im_start|>user\n{first[0]['content']}<|im_end|>\n<|im_start|>assistant\n[[")
+    assert shown.startswith(
+        f"<|endoftext|><|im_start|>user\n{first[0]['content']}<|im_end|>\n<|im_start|>assistant\n[["
+    )
     assert f"[[{first[1]['content']}<|im_end|>]]" in shown
 
 
@@ -321,3 +323,26 @@ def test_rates_and_contexts_of_a_base(base: Path, chats: Path) -> None:
     assert (whole.optim.lr, whole.model.context_len, whole.optim.batch_tokens) == (1e-4, 96, 96)
     assert complete(tuning(base, chats, **LORA)).optim.lr == 1e-3
     assert open_base(str(base))[0].source == str(base)
+
+
+def test_a_run_of_updates_stands_for_its_base_with_them(base: Path, chats: Path, tmp_path: Path) -> None:
+    updated(base, chats, tmp_path / "run")
+    prompt = "<the red cat"
+    alone = LLM(str(tmp_path / "run"))
+    beside = LLM(str(base), adapters={"a": str(tmp_path / "run")})
+    asked = {"max_tokens": 8, "temperature": 0.0}
+    assert alone.generate(prompt, **asked).text == beside.generate(prompt, **asked, adapter="a").text
+    answered = alone.chat([{"role": "user", "content": "x"}], max_tokens=1)
+    template = alone.tokenizer.chat_template
+    assert template is not None, "the run's own"
+    assert answered.prompt_token_ids[1] == alone.tokenizer.id_of("<|im_start|>")
+    config = model_in(tmp_path / "run") / "adapter_config.json"
+    settings = json.loads(config.read_text())
+    for name, message in (
+        (None, "names no base"),
+        (str(tmp_path / "run"), "cannot be opened"),  # no adapter on itself
+        (str(tmp_path / "gone"), "cannot be opened"),
+    ):
+        config.write_text(json.dumps(settings | {"base_model_name_or_path": name}))
+        with pytest.raises(SourceError, match=message):
+            load(str(config.parent))

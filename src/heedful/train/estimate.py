@@ -17,7 +17,7 @@ from heedful import hardware
 from heedful.errors import BadParameter
 from heedful.models.config import ModelConfig
 from heedful.train.batches import Batch, Segment, TrainingData, visits
-from heedful.train.report import duration, short, training_flops
+from heedful.train.report import duration, short
 from heedful.train.run_files import begin_run
 from heedful.train.settings import TrainSettings, told
 from heedful.weights.progress import bytes_text
@@ -28,10 +28,13 @@ _COUNTED_STEPS = 200
 @dataclass(frozen=True)
 class Estimate:
     parameters: int
+    trained_parameters: int
     matrix_weights: int
     """Of the layers and the head: those that every token passes."""
     state_bytes: int
-    """Weights, gradients and the optimizer's state in float32."""
+    """What is trained, its gradients and the optimizer's state in float32."""
+    frozen_bytes: int
+    """Of a base beside which low-rank updates are trained, as its file has it."""
     peak_bytes: int
     """Measured, of the whole process."""
     tokens: int
@@ -47,14 +50,13 @@ class Estimate:
 
 def estimate(settings: TrainSettings) -> Estimate:
     """Of complete settings; nothing stays on disk. Raises BadParameter when weights alone do not fit in memory."""
-    from heedful.train.network import parameter_count
     from heedful.train.trainer import Trainer
 
     with TemporaryDirectory() as folder:
         run = begin_run(Path(folder) / "run", settings, lambda line: None)
         trainer = Trainer(run)
-        parameters = parameter_count(trainer.decoder)
-        state_bytes = _state_bytes(parameters, trainer.config, settings)
+        trained = sum(parameter.numel() for parameter in trainer.trained)
+        state_bytes = _state_bytes(trained, trainer.config, settings)
         _require_room(state_bytes)
         trainer.step()
         began = perf_counter()
@@ -68,15 +70,17 @@ def estimate(settings: TrainSettings) -> Estimate:
         without_windows = replace(trainer.config, windows=(None,) * trainer.config.num_layers)
         full = visits([Segment(0, 0, context)], without_windows) / context
         return Estimate(
-            parameters=parameters,
+            parameters=trained + trainer.model.frozen_weights,
+            trained_parameters=trained,
             matrix_weights=trainer.config.linear_weights + trainer.config.head_weights,
             state_bytes=state_bytes,
+            frozen_bytes=trainer.model.frozen_bytes,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             tokens=round(mean_tokens * steps),
             epochs=batches[-1].cursor / len(batches) * steps / run.data.epoch_segments,
             step_visits=mean_visits,
             dense_visits=mean_tokens * full,
-            step_flops=training_flops(trainer.config, round(mean_tokens), round(mean_visits)),
+            step_flops=trainer.training_flops(round(mean_tokens), round(mean_visits)),
             step_seconds=seconds,
             steps=steps,
         )
@@ -109,9 +113,11 @@ def _require_room(state_bytes: int) -> None:
 
 def in_words(found: Estimate, settings: TrainSettings) -> str:
     share = found.step_visits / found.dense_visits
+    of_base = f"{bytes_text(found.frozen_bytes)} for the base as its file has it; " if found.frozen_bytes else ""
+    trained = f"; {found.trained_parameters:,} are trained" if found.frozen_bytes else ""
     rows = [
-        ("parameters", f"{found.parameters:,}, of which {found.matrix_weights:,} are passed by every token"),
-        ("memory", f"{bytes_text(found.state_bytes)} for weights, gradients and optimizer; "
+        ("parameters", f"{found.parameters:,}, of which {found.matrix_weights:,} are passed by every token{trained}"),
+        ("memory", f"{bytes_text(found.state_bytes)} for weights, gradients and optimizer; {of_base}"
                    f"{bytes_text(found.peak_bytes)} at most with everything, measured"),
         ("a step", f"{told(settings.optim.batch_tokens):,} tokens at most, {short(found.step_flops)}FLOP, "
                    f"{found.step_seconds:.2f} s measured"),

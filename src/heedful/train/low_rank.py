@@ -25,8 +25,7 @@ from heedful.train.checkpoint import Arrays
 from heedful.train.report import training_flops
 from heedful.train.run_files import RunFiles, base_of, read_settings
 from heedful.train.settings import LoraSettings
-from heedful.weights.adapter import load_adapter, merged_weights
-from heedful.weights.load import LoadedModel
+from heedful.weights.load import LoadedModel, load
 from heedful.weights.lora import CONFIG_NAME, WEIGHTS_NAME
 from heedful.weights.names import Weights, WeightsToPlace, hf_name
 from heedful.weights.safetensors_file import read_safetensors
@@ -135,6 +134,7 @@ class UpdatedBase:
         loaded = reopened(run.base)
         require_separate_matrices(loaded.config)
         self.config, self._run, self._lora = loaded.config, run, run.settings.lora
+        self.frozen_weights = sum(tensor.num_weights for tensor in loaded.weights.values())
         self.frozen_bytes = sum(tensor.num_bytes for tensor in loaded.weights.values())
         self._by_name: dict[str, LowRankUpdate] = {}
         self.decoder = self._frozen(loaded.weights)
@@ -220,9 +220,9 @@ class UpdatedBase:
             "init_lora_weights": True,
             "inference_mode": True,
         }
-        of_base = ("config.json", "generation_config.json")
-        tokenizer = {name: content for name, content in self._run.model_files().items() if name not in of_base}
-        return {CONFIG_NAME: f"{json.dumps(settings, indent=1)}\n".encode(), **tokenizer}
+        of_tokenizer = self._run.model_files()
+        del of_tokenizer["config.json"]  # it is of a whole model
+        return {CONFIG_NAME: f"{json.dumps(settings, indent=1)}\n".encode(), **of_tokenizer}
 
     def training_flops(self, tokens: int, visits: int) -> int:
         """The base's matrices have no gradients of their own: a third less than if they had."""
@@ -236,16 +236,14 @@ def lora_alpha(settings: LoraSettings) -> float:
 
 
 def merged(run: Path) -> LoadedModel:
-    """The base of a run with lora.rank, with the updates of its newest checkpoint added: its changed matrices are
-    float32. Raises BadParameter for a run of another kind, FileFormatError, UnsupportedModel, SourceError.
+    """The base of a run with lora.rank, with the updates of the newest checkpoint added; its changed matrices are
+    float32. Raises BadParameter for a run of another kind, FileFormatError when the base is another now.
     """
     base = base_of(run)
     if base is None or not read_settings(run).lora.rank:
         raise BadParameter("run", f"{run} trains no low-rank updates: its checkpoints are whole models")
-    loaded = reopened(base)
-    adapter = load_adapter(str(run), loaded.config, loaded.weights)
-    weights = merged_weights(loaded.weights, adapter)
-    return LoadedModel(str(run), loaded.path, loaded.config, loaded.tokenizer, weights)
+    reopened(base)
+    return load(str(run))
 
 
 def require_separate_matrices(config: ModelConfig) -> None:

@@ -4,7 +4,6 @@ what it writes when every token is computed anew.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
@@ -113,10 +112,6 @@ def _next_token(logits: Tensor, draw: torch.Generator | None) -> int:
     if draw is None:
         return int(logits.argmax())
     return int(torch.multinomial(logits.softmax(dim=-1), 1, generator=draw))
-
-
-def parameter_count(decoder: Decoder) -> int:
-    return sum(math.prod(parameter.shape) for parameter in decoder.parameters())
 
 
 def matrix_parts(decoder: Decoder) -> Iterator[tuple[str, list[int]]]:

@@ -40,8 +40,12 @@ class TrainedModel(Protocol):
     def training_flops(self, tokens: int, visits: int) -> int: ...
 
     @property
+    def frozen_weights(self) -> int:
+        """How many are not trained."""
+
+    @property
     def frozen_bytes(self) -> int:
-        """Of weights that are not trained, as they lie in memory."""
+        """Of these, as they lie in memory."""
 
 
 def trained_model(run: RunFiles) -> TrainedModel:
@@ -58,7 +62,7 @@ def trained_model(run: RunFiles) -> TrainedModel:
 class FreshModel:
     weights_file = files.MODEL
     stored_exactly = True
-    frozen_bytes = 0
+    frozen_weights = frozen_bytes = 0
 
     def __init__(self, run: RunFiles) -> None:
         self.config = model_config(run.settings.model, run.tokenizer.vocab_size)
@@ -92,7 +96,7 @@ class WholeBase:
     """All weights of a base, in float32."""
 
     weights_file = files.MODEL
-    frozen_bytes = 0
+    frozen_weights = frozen_bytes = 0
 
     def __init__(self, run: RunFiles) -> None:
         assert run.base is not None, run.folder

