@@ -1,15 +1,15 @@
 """What routing saves on a mixed load whose answers can be checked, against always small and always big.
 
-    python bench/routing.py [--rows 80] [--error 0.35] [--margin 0.05] [--schema-tools 12]
+    python bench/routing.py [--rows 60] [--error 0.35] [--margin 0.05] [--schema-tools 12]
 
 The load is generated: arithmetic, logic, lookups, classification, small talk. Targets, the cheapest first: a decision
 (heedful-decider), the small model (smollm2), and "big". Big is not a model that knows the answers: it is a second
-server of ours with smollm2, behind a script that knows them and makes the model write some sixty tokens of steps and
+server of ours with smollm2, behind a script that knows them and makes the model write some thirty tokens of steps and
 the answer, under a grammar. So its answers are scripted, and its cost is the real one of writing that much; that of a
 bigger model would be higher. Another baseline is the small model with the schemas of tools before every question, from
 a list recorded of MCP's reference servers.
 
-Half of the rows fit the thresholds, the other half is measured on. Receipts give visits and joules (estimated unless
+Some 60 % of the rows fit the thresholds, the others are measured on. Receipts give visits and joules (estimated unless
 the processor counts them); seconds are wall time on a machine that may be busy. Caches: every request has a prefix to
 itself, but for the baseline with schemas, whose schemas are computed once. A table, and a JSON line last.
 """
@@ -52,6 +52,7 @@ from heedful.server.settings import ServerSettings
 
 CATALOGUE = Path(__file__).parent.parent / "tests" / "golden" / "mcp" / "catalogue.json"
 BIG = "smollm2"
+HELD_OUT = 0.4
 WITH_SCHEMAS = "small with schemas"
 POLICY = """\
 version: 1
@@ -86,9 +87,8 @@ PRAISE = ("I loved every minute of it", "what a wonderful film", "the food was d
 BLAME = ("I hated it", "a complete waste of money", "the food was cold and awful", "it broke after a day")
 THINGS = ("film", "phone", "restaurant", "book", "hotel", "lamp")
 STEPS = (
-    "Let me think about this step by step. First I read the question again and note what is given and what is asked. "
-    "Then I look at each part on its own, put the parts together, and check that the result agrees with all that was "
-    "said. Now I am sure of it."
+    "Let me think step by step. First I note what is given and what is asked. Then I put the parts together and check "
+    "that the result agrees with them."
 )
 TALK = ("hi", "hello!", "thanks", "thank you!", "good morning", "bye")
 
@@ -100,7 +100,7 @@ def main() -> None:
         path = Path(folder) / "policy.yaml"
         path.write_text(POLICY.replace("BIG", big_url), encoding="utf-8")
         policy = load_policy(path)
-        held = [is_held_out(row.asked.text, 0.5) for row in rows]
+        held = [is_held_out(row.asked.text, HELD_OUT) for row in rows]
         labelled, eager_rows = asyncio.run(_asked(policy, rows, held, _schemas(args.schema_tools)))
     fitting = [one for one, is_held in zip(labelled, held, strict=True) if not is_held]
     held_out = [one for one, is_held in zip(labelled, held, strict=True) if is_held]
@@ -118,7 +118,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=80)
+    parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--error", type=float, default=0.35)
     parser.add_argument("--margin", type=float, default=0.05)
     parser.add_argument("--schema-tools", type=int, default=12)
@@ -129,7 +129,7 @@ def _load(count: int) -> tuple[list[Row], dict[str, str]]:
     """Rows, and prompt → the answer that the script gives."""
     draw = random.Random(7)
     made: dict[str, tuple[str, dict[str, Any], str]] = {}
-    makers = (_arithmetic, _logic, _lookup, _sentiment, _talk)
+    makers = (_sentiment, _lookup, _arithmetic, _sentiment, _lookup, _logic, _sentiment, _lookup, _talk)
     while len(made) < count:
         kind = makers[len(made) % len(makers)]
         prompt, check, answer = kind(draw)

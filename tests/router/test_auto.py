@@ -196,6 +196,19 @@ def test_tool_calls_come_through(client: openai.OpenAI, text: str) -> None:
     assert streamed.function.name == "now"
 
 
+def test_metrics_count_who_answered(client: openai.OpenAI, routed: RunningServer) -> None:
+    def counts() -> dict[str, float]:
+        lines = httpx.get(f"{routed.url}/metrics").text.splitlines()
+        pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("heedful_routes_total{")]
+        return {name.removeprefix("heedful_routes_total"): float(value) for name, value in pairs}
+
+    before = counts()
+    ask(client, "Say something.")
+    ask(client, "broken")
+    grown = {name: value - before.get(name, 0.0) for name, value in counts().items()}
+    assert grown['{by="choice",target="small"}'] == grown['{by="stand-in",target="small"}'] == 1
+
+
 # ---- What goes wrong ----------------------------------------------------------------------------------------------
 
 

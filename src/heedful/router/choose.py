@@ -11,6 +11,7 @@ makes it the default target, and the choice says so.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ class Judged:
     receipt: Mapping[str, Any]
     """As JSON shows it."""
 
+
+log = logging.getLogger("heedful.router")
 
 Ask = Callable[[str, tuple[Question, ...], str], Awaitable[Judged]]
 """(state, questions, salt) → answers. Raises HeedfulError."""
@@ -219,12 +222,14 @@ class Chooser:
             return None, f"decider took longer than {decision.timeout_s:g} s"
         except HeedfulError as error:
             self._breaker.failed()
+            log.warning("heedful: the router's decider failed: %s", error.message)
             return None, f"decider failed: {type(error).__name__}"
         except asyncio.CancelledError:
             self._breaker.left()
             raise
         except Exception as error:  # a bug of a decider must not take requests down
             self._breaker.failed()
+            log.error("the router's decider failed", exc_info=error)
             return None, f"decider failed: {type(error).__name__}"
         self._breaker.succeeded()
         return judged, ""

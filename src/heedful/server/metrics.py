@@ -29,6 +29,12 @@ class Metrics:
         self._bytes = self._counter("read_bytes", "Bytes read.", "what")
         self._joules = self._counter("joules", "Energy of answers, by how it is known.", "source")
         self._prefix = self._counter("prefix_lookups", "Prompts that found a prefix, and that did not.", "result")
+        self._routes = Counter(
+            "heedful_routes",
+            "Requests of the router by the target that answered, and whether it was chosen or stood in for another.",
+            ["target", "by"],
+            registry=self._registry,
+        )
         self._decisions = self._counter("decisions", "Questions decided, by type.", "type")
         self._decision_visits = self._counter(
             "decision_visits", "Visits of decisions; a chat model's are among its visits too.", "kind"
@@ -64,6 +70,9 @@ class Metrics:
 
     def count_request(self, path: str, status: int) -> None:
         self._requests.labels(path, str(status)).inc()
+
+    def routed(self, target: str, *, stood_in: bool) -> None:
+        self._routes.labels(target, "stand-in" if stood_in else "choice").inc()
 
     def observer(self, model: str) -> Observer:
         return _ModelMetrics(self, model)

@@ -81,6 +81,7 @@ async def routed_chat(request: Request, body: ChatBody) -> ASGIApp:
     asked = Asked.of_body(await read_body(request, dict[str, Any]), request.state.salt)
     async with AsyncExitStack() as held:
         routed = await until_hangup(request, state.router.open(asked, held))
+        state.metrics.routed(routed.choice.target, stood_in=bool(routed.choice.hops))
         headers = route_headers(routed)
         if body.stream:
             chunks = _shown(routed, body.wants_usage)
