@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,22 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "out", "out.gguf"]
     with pytest.raises(UsageError, match="is no folder"):
         export_gguf(loaded, tmp_path / "none" / "out.gguf")
+
+
+def test_the_chat_template_is_the_loaded_one(tmp_path: Path) -> None:
+    """An adapter's base may have another, or none."""
+    for chat in (True, False):
+        loaded = load(str(make_tiny_model(tmp_path / f"in-{chat}", chat=chat)))
+        make_tiny_model(tmp_path / f"other-{chat}")
+        (tmp_path / f"other-{chat}" / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
+        tokenizer = load(str(tmp_path / f"other-{chat}")).tokenizer
+        changed_model = replace(loaded, tokenizer=tokenizer)
+        export_hf(changed_model, tmp_path / f"out-{chat}")
+        export_gguf(changed_model, tmp_path / f"out-{chat}.gguf")
+        for name in (f"out-{chat}", f"out-{chat}.gguf"):
+            template = load(str(tmp_path / name)).tokenizer.chat_template
+            assert template is not None
+            assert template.source == "{{ messages[0].content }}<|im_end|>"
 
 
 @pytest.fixture(scope="module", params=["bpe", "bytes"])

@@ -113,8 +113,23 @@ def hf_documents(loaded: LoadedModel, kind: str) -> dict[str, bytes]:
     return {
         "config.json": _as_json(config),
         "generation_config.json": _as_json({"_from_model_config": not of_generation, **ids, **of_generation}),
-        **files,
+        **_with_template(files, _template(loaded)),
     }
+
+
+def _template(loaded: LoadedModel) -> str | None:
+    template = loaded.tokenizer.chat_template
+    return None if template is None else template.source
+
+
+def _with_template(files: dict[str, bytes], template: str | None) -> dict[str, bytes]:
+    """The files with this chat template: an adapter may have another one than its base."""
+    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    in_files = [settings.get("chat_template"), files.get("chat_template.jinja", b"").decode("utf-8", "replace")]
+    if template is None or template in in_files or isinstance(in_files[0], list):
+        return files
+    others = {name: content for name, content in files.items() if not name.startswith("chat_template")}
+    return {**others, "tokenizer_config.json": _as_json({**settings, "chat_template": template})}
 
 
 def _as_json(value: Mapping[str, Any]) -> bytes:
@@ -149,6 +164,8 @@ def _gguf_metadata(loaded: LoadedModel, kind: str) -> dict[str, GGUFValue]:
         described |= {key: found[key] for key in _KEPT_GGUF_KEYS if key in found}
     else:
         of_tokenizer = gguf_tokenizer_keys(loaded.path / "tokenizer.json", size=loaded.config.vocab_size)
+    if (template := _template(loaded)) is not None:  # an adapter may have another one than its base
+        of_tokenizer["tokenizer.chat_template"] = template
     architecture = {"general.architecture": of_model.pop("general.architecture"), "general.type": "model"}
     versions = {"general.file_type": _FILE_TYPES[kind], "general.quantization_version": 2}
     return {**architecture, **described, **versions, **of_model, **of_tokenizer}
