@@ -138,7 +138,10 @@ def _show(found: list[Piece]) -> None:
 def _print_estimate(settings: TrainSettings, as_json: bool) -> None:
     from heedful.train.estimate import estimate, in_words
     from heedful.train.loop import complete
+    from heedful.train.processes import from_environment
 
+    if (size := from_environment().size) > 1:
+        raise BadParameter("--dry-run", f"is for one process, {size} are there", "Run it without torchrun.")
     settings = complete(settings)
     found = estimate(settings)
     print(json.dumps(asdict(found)) if as_json else in_words(found, settings))

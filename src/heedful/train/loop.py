@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any
 
 from heedful import __version__, hardware
+from heedful.errors import FileFormatError
 from heedful.train.chat_rows import Piece
 from heedful.train.chat_store import as_plain_text, shown
 from heedful.train.checkpoint import remove_unfinished
@@ -149,7 +150,12 @@ def _newest(folder: Path, team: Team, say: Say) -> Path | None:
     for broken in checkpoints(folder):
         if step_of(broken) > step:
             say(f"{broken} is not whole: passed over")
-    return next((each for each in checkpoints(folder) if step_of(each) == step), None)
+    if step < 0:
+        return None
+    taken = next((each for each in checkpoints(folder) if step_of(each) == step), None)
+    if taken is None:
+        raise FileFormatError(f"{folder} has no checkpoint of step {step:,} here", "All machines must see one folder.")
+    return taken
 
 
 def learner_of(run: RunFiles, team: Team | None = None) -> Learner:

@@ -6,6 +6,7 @@ machine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,9 +204,14 @@ def joined(processes: Processes, settings: ParallelSettings) -> Iterator[Team]:
     except (RuntimeError, dist.DistError) as error:
         if not _is_of_connections(error):
             raise
-        raise ProcessLost(processes.rank, processes.size, str(error).splitlines()[0][:200], _REMEDY) from error
+        raise ProcessLost(processes.rank, processes.size, _cause(error), _REMEDY) from error
     finally:
         dist.destroy_process_group()
+
+
+def _cause(error: BaseException) -> str:
+    """The first sentence, without the place in gloo's source."""
+    return re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0].splitlines()[0][:200]
 
 
 def _is_of_connections(error: BaseException) -> bool:
