@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from heedful.kernels import native
 from heedful.testing import make_tiny_model
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "encoders" / "minilm"
@@ -136,17 +137,30 @@ def test_wrong_things_are_named(model: str, arguments: list[str], stdin: bytes, 
     assert done.stdout == ""
 
 
-def test_without_torch_the_remedy_is_named() -> None:
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest)\n"
         "from heedful.cli.main import run\n"
-        "sys.exit(run(['embed', 'x']))\n"
+        "status = run(sys.argv[1:])\n"
+        "sys.exit(3 if 'torch' in sys.modules else status)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_without_torch_the_remedy_is_named(model: str) -> None:
+    done = without_torch("embed", "-m", model, "x")
     assert (done.returncode, done.stdout) == (1, "")
     assert "pip install 'heedful[torch]'" in done.stderr
+
+
+@pytest.mark.skipif(not native.is_built(), reason="no compiler: the native kernels are not built")
+def test_a_bert_needs_no_torch(minilm_dir: Path) -> None:
+    done = without_torch("embed", "-m", str(minilm_dir), "a text")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["embedding"]) == 384
 
 
 def test_show_describes_an_encoder(minilm_dir: Path) -> None:

@@ -142,12 +142,16 @@ def test_without_a_name_the_built_in_decider_decides_where_it_is_there(
 
 
 def test_without_pytorch_the_default_is_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain installation has the built-in decider's files, and cannot run them."""
+    """The native kernels run the built-in decider; a plain installation without them has its files and cannot."""
     monkeypatch.setattr(load, "BUILT_IN_FOLDER", tmp_path)
     (tmp_path / "rl_agent_config.json").write_text("{}")
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    missing = ["torch", "heedful._native"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
     assert default_decider() == "smollm2"
+    missing.remove("heedful._native")
+    if find_spec("heedful._native"):
+        assert default_decider() == "heedful-decider"
 
 
 def test_a_decider_takes_the_calibration_that_was_kept_for_it(chat: Path, tmp_path: Path) -> None:

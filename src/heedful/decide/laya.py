@@ -3,7 +3,8 @@
     decider = Laya.load("heedful-decider")
     decider.decide("I was charged twice", [Choice("team", ["billing", "returns"], "Who owns this?")])
 
-All questions of a request run together, without padding. Torch is imported when a model is loaded.
+All questions of a request run together, without padding. A trunk of BERT's kind runs on the native kernels where they
+are built; for the others torch is imported when one is loaded.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from heedful.decide.load import find_decider
 from heedful.decide.question import Question, State, check_state, checked_questions
 from heedful.decide.receipt import encoder_decision_receipt
 from heedful.decide.tempered import tempered_answers
-from heedful.engine.pooled import plan_steps, require_torch, threads_or_all
+from heedful.engine.native_encoder import NativeEncoder, runs_natively
+from heedful.engine.pooled import plan_steps, require_torch, require_torch_or_native, threads_or_all
 from heedful.errors import BadLogits, BadParameter, UnsupportedModel
 from heedful.kernels import native
 from heedful.models.laya_config import LayaConfig, LayaLayout, LayaSequence
-from heedful.weights.load_laya import CONFIG_NAME, MOST_LEN, load_laya
+from heedful.weights.load_laya import CONFIG_NAME, MOST_LEN, LoadedLaya, load_laya
 
 
 class Laya(DecisionModel):
@@ -49,7 +51,7 @@ class Laya(DecisionModel):
         name: str,
         config: LayaConfig,
         packer: LayaPacker,
-        run: Callable[[ListLike[LayaSequence]], list[list[float]]],
+        run: Run,
         *,
         orders: int = 1,
         calibration: Calibration | None = None,
@@ -95,9 +97,9 @@ class Laya(DecisionModel):
         than the checkpoint's, of a question with its state, and without it. weights: "q8", "q6" or "q4" to quantize at
         load (native kernels), None for float32.
         Raises SourceError, FileFormatError, BadParameter, UnsupportedModel: also where it is no Laya checkpoint, and
-        where PyTorch is not installed.
+        where it needs PyTorch, which is not installed.
         """
-        require_torch()
+        require_torch_or_native()
         threads, panel_format = threads_or_all(threads), native.panel_format(weights)
         source = find_decider(name)
         if source.kind != "laya" or source.path is None:
@@ -105,19 +107,17 @@ class Laya(DecisionModel):
         loaded = load_laya(source.path)
         layout = _with_budgets(loaded.layout, max_len, head_max_len)
         own = _own_calibration(loaded.settings)
-        from heedful.engine.torch_laya import laya_logits, make_laya  # torch takes seconds to import
-        from heedful.engine.torch_packed import pack_linears
-
-        network = make_laya(loaded.config, loaded.trunk, loaded.head, updates=loaded.updates, threads=threads)
+        make = _native_run if runs_natively(loaded.config.trunk) else _torch_run
+        run, saved = make(loaded, threads, panel_format)
         return cls(
             name,
             loaded.config,
             LayaPacker(loaded.tokenizer, loaded.marks, layout, truncate),
-            partial(laya_logits, network),
+            run,
             orders=orders,
             calibration=calibration or own,
             digits=digits,
-            saved_bytes=pack_linears(network, panel_format, threads=threads),
+            saved_bytes=saved,
         )
 
     def decide(self, state: State, questions: Iterable[Question]) -> Answers:
@@ -177,6 +177,31 @@ class Laya(DecisionModel):
         if not all(isfinite(logit) for logits in found.values() for logit in logits):
             raise BadLogits(f"{self.name} computes no usable numbers for this state", "Fetch the model again.")
         return [found[at] for at in range(len(sequences))]
+
+
+Run = Callable[[ListLike[LayaSequence]], list[list[float]]]
+
+
+def _native_run(loaded: LoadedLaya, threads: int, panel_format: str | None) -> tuple[Run, int]:
+    """How sequences become logits, and the bytes saved by packing."""
+    network = NativeEncoder(
+        loaded.config.trunk,
+        loaded.trunk,
+        threads=threads,
+        panel_format=panel_format,
+        laya=(loaded.config, loaded.head),
+        updates=loaded.updates,
+    )
+    return network.laya_logits, network.saved_bytes
+
+
+def _torch_run(loaded: LoadedLaya, threads: int, panel_format: str | None) -> tuple[Run, int]:
+    require_torch()
+    from heedful.engine.torch_laya import laya_logits, make_laya  # torch takes seconds to import
+    from heedful.engine.torch_packed import pack_linears
+
+    network = make_laya(loaded.config, loaded.trunk, loaded.head, updates=loaded.updates, threads=threads)
+    return partial(laya_logits, network), pack_linears(network, panel_format, threads=threads)
 
 
 def _mean(orders: list[list[float]]) -> tuple[float, ...]:

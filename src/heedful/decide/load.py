@@ -13,6 +13,7 @@ from heedful.decide.decider import DecisionModel
 from heedful.decide.identity import decider_sha256
 from heedful.engine.pooled import has_torch
 from heedful.errors import BadParameter, SourceError
+from heedful.kernels import native
 from heedful.weights.kev_files import base_of
 from heedful.weights.load import gguf_or_folder, read_json
 from heedful.weights.load_encoder import names_encoder
@@ -72,7 +73,8 @@ class DeciderSource:
 
 def default_decider() -> str:
     """The built-in one where this installation has it and can run it, else the default chat model."""
-    return BUILT_IN if (BUILT_IN_FOLDER / LAYA_CONFIG).is_file() and has_torch() else default_model
+    runs = native.is_built() or has_torch()
+    return BUILT_IN if runs and (BUILT_IN_FOLDER / LAYA_CONFIG).is_file() else default_model
 
 
 def find_decider(name: str, base: str | None = None) -> DeciderSource:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from heedful.engine.decoder_embedder import DecoderEmbedder
 from heedful.engine.encoder import Encoder
-from heedful.engine.pooled import EmbeddingBatch, TextTooLong, require_torch
+from heedful.engine.pooled import EmbeddingBatch, TextTooLong, require_torch_or_native
 from heedful.errors import BadParameter
 from heedful.models.pooling import PoolingMode
 from heedful.weights.load_encoder import names_encoder
@@ -54,7 +54,7 @@ def load_embedder(
         raise BadParameter("model", f"{name!r} is not a name or a path")
     if pooling not in (None, "mean", "cls", "last"):
         raise BadParameter("pooling", f"{pooling!r} is not known", "Choose one of: mean, cls, last.")
-    require_torch()  # before anything is fetched
+    require_torch_or_native()  # before anything is fetched
     name = os.fspath(name)
     kind = Encoder if names_encoder(resolve(name, accept_licence=accept_licence).path) else DecoderEmbedder
     return kind.load(name, threads=threads, accept_licence=accept_licence, pooling=pooling, weights=weights)

@@ -18,6 +18,7 @@ from heedful.cost.encoder_receipt import EncoderReceipt, EncoderSeconds, Encoder
 from heedful.cost.energy import Energy, EnergyMeter, estimate_energy
 from heedful.cost.receipt import Flops, WeightTraffic
 from heedful.errors import BadLogits, BadParameter, ContextOverflow, UnsupportedModel, UsageError
+from heedful.kernels import native
 from heedful.models.pooling import Pooling, PoolingMode
 from heedful.text.tokenizer import Tokenizer
 
@@ -218,6 +219,12 @@ def require_torch() -> None:
     """Raises UnsupportedModel, with the remedy, where PyTorch is not installed."""
     if not has_torch():
         raise UnsupportedModel("this model runs on PyTorch, which is not installed", "pip install 'heedful[torch]'")
+
+
+def require_torch_or_native() -> None:
+    """Raises UnsupportedModel where neither PyTorch nor the native kernels could run any encoder."""
+    if not native.is_built():
+        require_torch()
 
 
 def has_torch() -> bool:

@@ -19,13 +19,9 @@ from heedful.kernels.text_attention import DisentangledAttend
 from heedful.models.bert import Bert, FeedForward, SelfAttention
 from heedful.models.deberta import Deberta
 from heedful.models.encoder_config import EncoderConfig
-from heedful.models.laya_config import QUESTION_TYPES, LayaConfig
+from heedful.models.laya_config import ACT_FACTS, ACT_WIDTH, QUESTION_TYPES, LayaConfig
 from heedful.models.layers import Linear
 from heedful.models.modernbert import ModernBert
-
-ACT_FACTS = 4
-"""Numbers about the probabilities that the act head reads beside a hidden state."""
-ACT_WIDTH = 256
 
 
 class HeadBlock(nn.Module):

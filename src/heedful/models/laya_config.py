@@ -10,6 +10,9 @@ from heedful.models.encoder_config import EncoderConfig
 QUESTION_TYPES = ("choice", "score", "noul")
 """By row of the type embedding."""
 _HEAD_CHANNELS = 64
+ACT_FACTS = 4
+"""Numbers about the probabilities that the act head reads beside a hidden state."""
+ACT_WIDTH = 256
 
 
 @dataclass(frozen=True)

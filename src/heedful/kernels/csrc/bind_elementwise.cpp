@@ -76,7 +76,7 @@ void bind_elementwise(nb::module_& m) {
     m.def("hadamard", &hadamard, nb::arg("x"), nb::arg("block"), nb::arg("variant"),
           "Rows of x (T, n) times the normalised Walsh-Hadamard matrix, in blocks of channels.");
     m.def("activate", &activate, nb::arg("kind"), nb::arg("x"), nb::arg("up"), nb::arg("variant"),
-          "act(x) * up, or act(x) where `up` is empty; kind: 0 silu, 1 gelu_tanh, 2 gelu.");
+          "act(x) * up, or act(x) where `up` is empty; kind: 0 silu, 1 gelu_tanh, 2 gelu, 3 relu.");
 }
 
 }  // namespace heedful

@@ -138,16 +138,29 @@ void prefetch(const uint8_t* at, int bytes) {
     for (int i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
 }
 
-void store_tile_row(__m256 sum, const Target& target, int n) {
+// A tile's sums of one panel; conditions stand outside of the loops, which are unrolled.
+template <int N>
+void store_tile(__m256 (&sums)[N], const Target& target) {
+    const size_t stride = target.stride;
     if (target.rows < kPanelRows) {
-        float sums[kPanelRows];
-        _mm256_storeu_ps(sums, sum);
-        return store_rows(sums, target, n);
+        for (int n = 0; n < N; n++) {
+            float row[kPanelRows];
+            _mm256_storeu_ps(row, sums[n]);
+            store_rows(row, target, n);
+        }
+        return;
     }
-    float* y = target.y + size_t(n) * target.stride;
-    if (target.bias != nullptr) sum = _mm256_add_ps(sum, _mm256_loadu_ps(target.bias));
-    if (target.add) sum = _mm256_add_ps(_mm256_loadu_ps(y), sum);
-    _mm256_storeu_ps(y, sum);
+    if (target.bias != nullptr) {
+        const __m256 bias = _mm256_loadu_ps(target.bias);
+        HEEDFUL_UNROLL
+        for (int n = 0; n < N; n++) sums[n] = _mm256_add_ps(sums[n], bias);
+    }
+    if (target.add) {
+        HEEDFUL_UNROLL
+        for (int n = 0; n < N; n++) sums[n] = _mm256_add_ps(_mm256_loadu_ps(target.y + n * stride), sums[n]);
+    }
+    HEEDFUL_UNROLL
+    for (int n = 0; n < N; n++) _mm256_storeu_ps(target.y + n * stride, sums[n]);
 }
 
 // Sums of four products of unsigned and signed bytes a lane. Nibbles: the sums of a block's eight calls, in int16 pairs
@@ -204,8 +217,7 @@ void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& 
             sums[n] = _mm256_fmadd_ps(min, _mm256_set1_ps(tokens[n].scaled_sums[k]), sums[n]);
         }
     }
-    HEEDFUL_UNROLL
-    for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
+    store_tile(sums, target);
 }
 
 template <int N>
@@ -234,8 +246,7 @@ void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& 
             sums[n] = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, _mm256_set1_ps(tokens[n].scales[k])), sums[n]);
         }
     }
-    HEEDFUL_UNROLL
-    for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
+    store_tile(sums, target);
 }
 
 template <int N>
@@ -265,8 +276,7 @@ void tile_w6(const uint8_t* panel, int cols, const Token* tokens, const Target& 
             sums[n] = _mm256_fmadd_ps(min, _mm256_set1_ps(tokens[n].scaled_sums[k]), sums[n]);
         }
     }
-    HEEDFUL_UNROLL
-    for (int n = 0; n < N; n++) store_tile_row(sums[n], target, n);
+    store_tile(sums, target);
 }
 
 template <int N>
@@ -289,8 +299,9 @@ void tile_f16(const uint8_t* panel, int cols, const Token* tokens, const Target&
             const __m256 last = load_halves(panel + size_t(cols - 1) * 16);
             even[n] = _mm256_fmadd_ps(last, _mm256_broadcast_ss(tokens[n].f32 + cols - 1), even[n]);
         }
-        store_tile_row(_mm256_add_ps(even[n], odd[n]), target, n);
+        even[n] = _mm256_add_ps(even[n], odd[n]);
     }
+    store_tile(even, target);
 }
 
 template <int N>
@@ -321,11 +332,8 @@ void tile_f32(const Matrix& w, int p, const Activations& x, int t, const Result&
     const float* panels = reinterpret_cast<const float*>(w.panels) + p * panel_floats;
     __m256 sums[P][N];
     sum_float_tile(panels, panel_floats, w.cols, x.f32 + size_t(t) * w.cols, sums);
-    for (int i = 0; i < P; i++) {
-        const Target target = y.of(w, p + i, t);
-        HEEDFUL_UNROLL
-        for (int n = 0; n < N; n++) store_tile_row(sums[i][n], target, n);
-    }
+    HEEDFUL_UNROLL
+    for (int i = 0; i < P; i++) store_tile(sums[i], y.of(w, p + i, t));
 }
 
 using FloatTile = void (*)(const Matrix& w, int p, const Activations& x, int t, const Result& y);
@@ -356,29 +364,27 @@ void tile_wide(const Matrix& w, int p, const WideInput& x, int t, const Result& 
     const size_t bytes = panel_bytes(w);
     __m512 sums[N];
     sum_wide_tile<F>(w.panels + p * bytes, bytes, int(bytes / x.blocks), x, sums);
-    for (int i = 0; i < 2; i++) {
-        const Target target = y.of(w, p + i, t);
-        HEEDFUL_UNROLL
-        for (int n = 0; n < N; n++) {
-            const __m512d both = _mm512_castps_pd(sums[n]);
-            const __m256d rows = i == 0 ? _mm512_extractf64x4_pd(both, 0) : _mm512_extractf64x4_pd(both, 1);
-            store_tile_row(_mm256_castpd_ps(rows), target, n);
-        }
+    __m256 rows[2][N];
+    HEEDFUL_UNROLL
+    for (int n = 0; n < N; n++) {
+        rows[0][n] = _mm512_castps512_ps256(sums[n]);
+        rows[1][n] = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sums[n]), 1));
     }
+    for (int i = 0; i < 2; i++) store_tile(rows[i], y.of(w, p + i, t));
 }
+
+// Fewer are bound by memory, and one panel after the other is one stream.
+constexpr int kLeastWideTokens = 3;
 
 using WideTile = void (*)(const Matrix& w, int p, const WideInput& x, int t, const Result& y);
 template <Format F, int... N>
 constexpr std::array<WideTile, sizeof...(N)> wide_tiles(std::integer_sequence<int, N...>) {
-    return {tile_wide<F, N + 1>...};
+    return {tile_wide<F, N + kLeastWideTokens>...};
 }
-constexpr auto kWideCounts = std::make_integer_sequence<int, kWideTokens>();
+constexpr auto kWideCounts = std::make_integer_sequence<int, kWideTokens - kLeastWideTokens + 1>();
 constexpr auto kWideW4 = wide_tiles<Format::w4>(kWideCounts);
 constexpr auto kWideW6 = wide_tiles<Format::w6>(kWideCounts);
 constexpr auto kWideW8 = wide_tiles<Format::w8>(kWideCounts);
-
-// Fewer are bound by memory, and one panel after the other is one stream.
-constexpr int kLeastWideTokens = 3;
 
 // Panels [p0, p1), an even number, × tokens [t0, t1), which fit a cache.
 void multiply_wide(const Matrix& w, const Activations& x, int t0, int t1, int p0, int p1, const Result& y) {
@@ -390,8 +396,8 @@ void multiply_wide(const Matrix& w, const Activations& x, int t0, int t1, int p0
         for (int t = t0, count; t < t1; t += count) {
             count = even_share(t1 - t, kWideTokens);
             const Token token = token_of(w.format, x, t);
-            tiles[count - 1](w, p, {token.codes, token.scales, token.scaled_sums, starts.data() + (t - t0) * blocks, blocks},
-                             t, y);
+            const WideInput in{token.codes, token.scales, token.scaled_sums, starts.data() + (t - t0) * blocks, blocks};
+            tiles[count - kLeastWideTokens](w, p, in, t, y);
         }
     }
 }

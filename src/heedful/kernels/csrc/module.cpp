@@ -10,6 +10,7 @@ void bind_attention(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
 void bind_selection(nanobind::module_& m);
 void bind_step(nanobind::module_& m);
+void bind_encoder(nanobind::module_& m);
 }  // namespace heedful
 
 NB_MODULE(_native, m) {
@@ -20,4 +21,5 @@ NB_MODULE(_native, m) {
     heedful::bind_elementwise(m);
     heedful::bind_selection(m);
     heedful::bind_step(m);
+    heedful::bind_encoder(m);
 }

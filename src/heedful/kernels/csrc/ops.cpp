@@ -16,6 +16,9 @@
     void attend(const PageBuffer*, const AttentionShape&, const KeyRun&, const QueryRows&, float*, void*);             \
     size_t attend_scratch_bytes(const AttentionShape&, int);                                                           \
     void merge_parts(const float*, size_t, int, int, float*);                                                          \
+    void place_keys(const TextKeys&, int, int, const float*, const float*, int);                                       \
+    void attend_text(const TextKeys&, int, const TextQueries&, float*, int, float*);                                   \
+    size_t attend_text_scratch_floats(const TextKeys&);                                                                \
     size_t bounds_bytes(int, int);                                                                                     \
     void store_bounds(const float*, int, const BoundsBuffer&, int, int);                                               \
     float prepare_bounds_query(const float*, int, int, int16_t*);                                                      \
@@ -28,7 +31,8 @@
     {                                                                                                                  \
         #variant, variant::norm, variant::rotate, variant::hadamard, variant::activate, variant::quantize_activations, \
             variant::matmul, variant::page_bytes, variant::store_row, variant::read_page, variant::attend,             \
-            variant::attend_scratch_bytes, variant::merge_parts,                                                       \
+            variant::attend_scratch_bytes, variant::merge_parts, variant::place_keys, variant::attend_text,            \
+            variant::attend_text_scratch_floats,                                                                       \
             variant::bounds_bytes, variant::store_bounds, variant::prepare_bounds_query,                               \
             variant::bounds_query_bytes, variant::bound_pages, variant::choose_pages                                   \
     }

@@ -100,10 +100,35 @@ struct BoundsBuffer {
     size_t page_bytes;
 };
 
+// ---- text_attention.cpp ----------------------------------------------------------------------------------------
+
+// Keys and values of one text of n tokens, as f32 panels by head: keys (n, D), and values turned (D, n), with zeros up to
+// the next multiple of 8 tokens.
+struct TextKeys {
+    int tokens, heads, head_dim;
+    float *keys, *values;
+    int padded() const { return (tokens + kPanelRows - 1) / kPanelRows * kPanelRows; }
+    // Floats of one head.
+    size_t head_keys() const { return static_cast<size_t>(padded()) * (head_dim + head_dim % 2); }
+    size_t head_values() const {
+        return static_cast<size_t>(padded()) * ((head_dim + kPanelRows - 1) / kPanelRows * kPanelRows);
+    }
+};
+
+// Queries of tokens of a text: rows of all heads, `stride` floats apart.
+struct TextQueries {
+    const float* rows;
+    int stride, count;
+    const int32_t* tokens;   // (count) of each query, its place in the text; null: from `first` on
+    int first;
+    float scale;             // multiplies q·k
+    const int32_t* options;  // (n) option of each token of the text, from 1, or 0: none; null: all see all
+};
+
 // ---- elementwise.cpp -------------------------------------------------------------------------------------------
 
 enum class NormKind : int { rms = 0, layer = 1 };
-enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2 };
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2, relu = 3 };
 
 // ---- the table -------------------------------------------------------------------------------------------------
 
@@ -152,6 +177,15 @@ struct Ops {
 
     // Merge partial results of one query and head, `part_stride` floats apart, in this order into out (D).
     void (*merge_parts)(const float* parts, size_t part_stride, int count, int head_dim, float* out);
+
+    // Write the keys and values of tokens [t0, t1) of a text to their places; each row (H·D), `stride` floats apart.
+    void (*place_keys)(const TextKeys& text, int t0, int t1, const float* keys, const float* values, int stride);
+
+    // Attention of one head's queries over the keys of their text; tokens of two different options do not see each other.
+    // Writes for query i (D) to out + i * out_stride + head * D. scratch: attend_text_scratch_floats floats.
+    void (*attend_text)(const TextKeys& text, int head, const TextQueries& queries, float* out, int out_stride,
+                        float* scratch);
+    size_t (*attend_text_scratch_floats)(const TextKeys& text);
 
     // Bytes of the bounds of one page.
     size_t (*bounds_bytes)(int kv_heads, int head_dim);

@@ -15,26 +15,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "inputs.h"
 #include "plan.h"
 
 namespace heedful {
 namespace {
-
-// Inputs of matrix products for some tokens: normed floats and their quantized form.
-struct InputBuffers {
-    Buffer<float> values, scales, scaled_sums;
-    Buffer<int8_t> codes;
-    void reserve(int tokens, int cols) {
-        const size_t count = static_cast<size_t>(tokens) * cols, blocks = count / kBlock + 1;
-        values.reserve(count);
-        codes.reserve(count);
-        scales.reserve(blocks);
-        scaled_sums.reserve(blocks);
-    }
-    Activations view(const float* source, int tokens, int cols) const {
-        return {tokens, cols, source, codes.get(), scales.get(), scaled_sums.get()};
-    }
-};
 
 constexpr int kMostParts = 3;  // of a product: q, k and v
 
