@@ -33,12 +33,14 @@ targets:
   other: {kind: openai, base_url: "UP/v1", model: tiny, retries: 0, timeout_s: 60}
   broken: {kind: openai, base_url: "BROKEN", model: m, retries: 0}
   cut: {kind: openai, base_url: "CUT", model: m, retries: 0}
+  busy: {kind: openai, base_url: "BUSY", model: m, retries: 0}
   paced: {kind: openai, base_url: "PACED", model: m, retries: 0, timeout_s: 60}
 constraints:
   - {if: has_pii, never: [other]}
 rules:
   - {match: '^broken\\b', to: broken}
   - {match: '^alone\\b', to: cut}
+  - {match: '^busy\\b', to: busy}
   - {match: '^paced\\b', to: paced}
   - {match: '^draft\\b', to: drafted}
   - {match: '^other\\b', to: other}
@@ -77,7 +79,7 @@ def serving(
     folder: Path, tiny_dir: Path, up: RunningServer, bad: Upstream, more: str = "", **settings: Any
 ) -> Iterator[RunningServer]:
     text = POLICY.replace("UP", up.url) + more
-    for mode in ("BROKEN", "CUT", "PACED"):
+    for mode in ("BROKEN", "CUT", "BUSY", "PACED"):
         text = text.replace(mode, bad.base_url(mode.lower()))
     policy = policy_of(folder, text)
     running = start_server(tiny_dir, load_decider=lambda name: Keyed(says), policy=policy, **settings)
@@ -162,7 +164,7 @@ def test_another_heedful_answers_and_its_receipt_is_in_ours(client: openai.OpenA
     assert answer.choices[0].message.content == direct.choices[0].message.content
     theirs, ours = (one.usage.model_extra["heedful"] for one in (direct, answer))
     assert ours["visits"]["dense"] == theirs["visits"]["dense"]
-    assert (ours["remote"], ours["route"]["cause"]) == ("other", "rule 5")
+    assert (ours["remote"], ours["route"]["cause"]) == ("other", "rule 6")
 
 
 @pytest.mark.parametrize("text", ["Say something.", "other"])
@@ -236,6 +238,12 @@ def test_without_a_fallback_the_failure_is_the_answer(client: openai.OpenAI, rou
     assert "Hel" in events[1]
     assert "in the middle of the answer" in events[2]
     assert "target_failed" in events[2]
+
+
+def test_how_long_an_endpoint_asks_to_wait_is_passed_on(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.RateLimitError) as caught:
+        ask(client, "busy")
+    assert caught.value.response.headers["retry-after"] == "77"
 
 
 def test_a_forbidden_target_is_not_asked(client: openai.OpenAI, up: RunningServer) -> None:

@@ -40,6 +40,7 @@ class Routed:
     _is_booked: bool
     finish: str = "cancelled"
     """How it ended: "cancelled" until it has."""
+    _reason: Any = None
 
     async def whole(self) -> JSON:
         body = await self._opened.whole()
@@ -56,8 +57,6 @@ class Routed:
                     chunk = {**chunk, "usage": self._usage(chunk)}
                     self.finish = str(self._reason)
                 yield chunk
-
-    _reason: Any = None
 
     def _usage(self, body: JSON) -> JSON:
         """With the route in the receipt."""

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from heedful.decide.question import Question
 from heedful.router.breaker import BreakerLimits
@@ -183,7 +182,3 @@ class Policy:
     def cost_rank(self, target: str) -> int:
         """0: the cheapest."""
         return list(self.targets).index(target)
-
-    def to_json(self) -> Any:
-        """For people: what it consists of."""
-        return {"path": str(self.path), "sha256": self.sha256, "targets": list(self.targets), "default": self.default}

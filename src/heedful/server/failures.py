@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -66,6 +67,8 @@ class Failure:
     field: str | None = None
     code: str | None = None
     issues: tuple[Issue, ...] = ()
+    retry_after: float | None = None
+    """Seconds, where whoever failed asked to wait."""
 
 
 def failure_of(error: Exception) -> Failure:
@@ -82,7 +85,8 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, ContextOverflow):
         field, remedy = "messages", 'Shorten it, or send "heedful": {"truncate": true}, which cuts its oldest part'
     text = ". ".join(part.rstrip(".") for part in (error.message, remedy) if part) + "."
-    return Failure(status, _kind(status), text, field, code)
+    retry_after = error.retry_after if isinstance(error, TargetFailed) else None
+    return Failure(status, _kind(status), text, field, code, retry_after=retry_after)
 
 
 def _naming(message: str, field: str | None) -> str:
@@ -174,7 +178,8 @@ def body_of(failure: Failure, path: str) -> dict[str, Any]:
 
 
 def response_of(failure: Failure, path: str) -> Response:
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)} if failure.status in (429, 503) else {}
+    wait = RETRY_AFTER_SECONDS if failure.retry_after is None else ceil(failure.retry_after)
+    headers = {"retry-after": str(wait)} if failure.status in (429, 503) else {}
     if failure.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = msgspec.json.encode(body_of(failure, path))
