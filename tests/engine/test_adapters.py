@@ -29,7 +29,8 @@ from heedful.engine.scheduler import Scheduler
 from heedful.errors import BadParameter, UnsupportedModel
 from heedful.kernels import native
 from heedful.request import Request, SamplingParams
-from heedful.weights.adapter import Adapter, merged_weights
+from heedful.weights import names
+from heedful.weights.adapter import Adapter, load_adapter, merged_weights
 
 TOLERANCE = 5e-4  # of logits that span 10 to 30
 BOTH = [(case, kind) for case, family in CASES.items() for kind in (KINDS if family != "qwen3_5" else ["torch"])]
@@ -269,3 +270,34 @@ def test_kernels_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UnsupportedModel, match=r"somewhere/_native\.so are of another heedful") as refused:
         native.module()
     assert "pip install" in refused.value.remedy
+
+
+GGUF_NAMES = {"attn.q": "attn_q", "attn.k": "attn_k", "attn.v": "attn_v", "attn.out": "attn_output"}
+GGUF_NAMES |= {"mlp.gate": "ffn_gate", "mlp.up": "ffn_up", "mlp.down": "ffn_down", "mlp_norm": "ffn_norm"}
+GGUF_TOP = {"embed.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
+
+
+def gguf_name(name: str) -> str:
+    if name in GGUF_TOP:
+        return GGUF_TOP[name]
+    _, layer, part = name.removesuffix(".weight").split(".", 2)
+    return f"blk.{layer}.{GGUF_NAMES.get(part, part)}.weight"
+
+
+@pytest.mark.parametrize("case", LLAMA)
+def test_on_a_gguf_base_whose_rotary_rows_lie_otherwise(case: str) -> None:
+    """llama.cpp's converter reorders the rows of q and k; an adapter has them in the order of its training."""
+    config, weights = base("llama_gqa")
+    stored = {}
+    for name, tensor in weights.items():
+        if name.endswith(("attn.q.weight", "attn.k.weight")):
+            rows = np.arange(tensor.shape[0])  # convert_hf_to_gguf.py, LlamaModel.permute
+            heads = tensor.shape[0] // config.head_dim
+            tensor = tensor.take_rows(rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).ravel())
+        stored[gguf_name(name)] = tensor
+    from_file = names.from_gguf(stored, config)
+    adapter = load_adapter(str(ADAPTERS / case), config, from_file)
+    found = logits(
+        make("torch", "llama_gqa", {"it": adapter}, from_file), recorded(case)["input_ids"].tolist(), "it", [40]
+    )
+    assert np.abs(found - recorded(case)["logits"]).max() < TOLERANCE
