@@ -152,12 +152,12 @@ def test_on_disk_a_prefix_belongs_to_what_is_in_an_adapter(tmp_path: Path, kind:
 def test_a_waiting_prompt_does_not_wait_for_another_adapters_prefix() -> None:
     """Two equal prompts with one adapter: the second waits and shares; with two, they are computed side by side."""
     adapters = {"a": adapter_of(LLAMA[0]), "b": adapter_of(LLAMA[1])}
-    for names, running in ((("a", "a"), 1), (("a", "b"), 2), ((None, "a"), 2)):
+    for asked, running in ((("a", "a"), 1), (("a", "b"), 2), ((None, "a"), 2)):
         engine = engine_of(make("torch", "llama_gqa", adapters))
-        for name in names:
+        for name in asked:
             engine.add(Request(tuple(long_prompt()), SamplingParams(max_tokens=2), adapter=name))
         engine.step()
-        assert engine.last_step_sequences == running, names
+        assert engine.last_step_sequences == running, asked
 
 
 def weights_in(case: str) -> tuple[int, int]:
