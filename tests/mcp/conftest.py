@@ -54,7 +54,7 @@ def running() -> Callable[[Coroutine[Any, Any, Any]], Any]:
 
     def run(work: Coroutine[Any, Any, Any]) -> Any:
         async def watched() -> Any:
-            result = await asyncio.wait_for(work, 60)
+            result = await asyncio.wait_for(work, 240)
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not left, left
             return result

@@ -100,15 +100,16 @@ def stem(word: str) -> str:
 
 
 class BM25:
-    """An index over documents, each a list of words."""
+    """An index over documents, each a list of words. `least`: a word's rarity is judged as among so many at least, for
+    among two documents none is rare."""
 
-    def __init__(self, documents: Sequence[Iterable[str]]) -> None:
+    def __init__(self, documents: Sequence[Iterable[str]], least: int = 1) -> None:
         self._counts = [Counter(document) for document in documents]
         lengths = [counts.total() for counts in self._counts]
         mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
         self._norms = [K1 * (1 - B + B * length / mean) for length in lengths]
         holders = Counter(word for counts in self._counts for word in counts)
-        total = len(self._counts)
+        total = max(len(self._counts), least)
         self._idf = {word: math.log(1 + (total - held + 0.5) / (held + 0.5)) for word, held in holders.items()}
 
     def scores(self, query: Iterable[str]) -> list[float]:

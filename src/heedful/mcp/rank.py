@@ -32,11 +32,13 @@ TALK_NEAREST = 3
 """Kinds of talk whose nearness is averaged."""
 HALF_WORDS = 3.0
 """A best BM25 score of so much counts half."""
-THRESHOLD = 0.13
+THRESHOLD = -0.095
 """With an encoder."""
 WORDS_TALK_WEIGHT = 0.5
-WORDS_THRESHOLD = 0.5
+WORDS_THRESHOLD = 0.21
 """Without."""
+LEAST_TOOLS = 50
+"""Among fewer tools words are as rare as among so many; scores of small catalogues then mean the same."""
 _DESCRIPTION_CHARS = 1000
 _PARAMETER_WORDS = 40
 _NAME_TIMES, _SERVER_TIMES = 3, 2
@@ -64,7 +66,7 @@ class ToolRanker:
     """An index over tools. An embedder reads their texts once, here: 58 tools take minilm 3 s of processor time."""
 
     def __init__(self, tools: Sequence[CatalogTool], embedder: Embedder | None = None) -> None:
-        self._words = BM25([with_synonyms(_tool_words(tool)) for tool in tools])
+        self._words = BM25([with_synonyms(_tool_words(tool)) for tool in tools], LEAST_TOOLS)
         self._talk_words = BM25([with_synonyms(words(text)) for text in TALK])
         self._embedder = embedder
         self._vectors: np.ndarray[Any, Any] | None = None

@@ -214,13 +214,13 @@ class ToolSelector:
 
 
 def _named(request: str, tools: Sequence[CatalogTool]) -> list[str]:
-    """Model names of the tools that a request calls by name. A name of one plain word, as `fetch` is, means nothing."""
-    found = []
+    """Model names of the tools that a request calls by name, in its order. A plain word, as `fetch`, names nothing."""
+    found: dict[str, int] = {}
     for tool in tools:
         forms = {tool.model_name, f"{tool.server}/{tool.name}", f"`{tool.name}`"}
         if re.search(r"[_-]", tool.name):
             forms.add(tool.name)
         pattern = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
-        if re.search(rf"(?<![\w/-])(?:{pattern})(?![\w/-])", request):
-            found.append(tool.model_name)
-    return found
+        if match := re.search(rf"(?<![\w/-])(?:{pattern})(?![\w/-])", request):
+            found[tool.model_name] = match.start()
+    return sorted(found, key=found.__getitem__)
