@@ -550,10 +550,12 @@ int round_block(const float* x, float inverse, int8_t* codes) {
 
 #endif
 
-// Tokens whose activations fit the L2 cache beside a panel; at least a tile.
+// Tokens whose activations fit the L2 cache; at least a tile. Between them all weights are read again: f32 ones, which are
+// the largest, less often.
 int block_tokens(const Matrix& w) {
     const int token_bytes = has_integers(w.format) ? w.cols + w.cols / 4 : w.cols * 4, tile = tile_tokens(w.format);
-    return std::max(tile, (96 << 10) / std::max(1, token_bytes) / tile * tile);
+    const int bytes = w.format == Format::f32 ? 384 << 10 : 96 << 10;
+    return std::max(tile, bytes / std::max(1, token_bytes) / tile * tile);
 }
 
 // Panels [p0, p1) × tokens [t0, t1), which fit a cache.
