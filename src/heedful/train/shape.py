@@ -18,6 +18,8 @@ _VOCABULARIES = {"tiny": 2048, "small": 8192, "medium": 16384}
 NORM_EPS = 1e-6
 FRESH_LR, BASE_LR, LOW_RANK_LR = 3e-3, 1e-4, 1e-3
 """The highest rate, where the settings have none: of fresh weights, of all of a base's, of updates beside them."""
+PREFERENCE_LR, PREFERENCE_LOW_RANK_LR = 5e-6, 5e-5
+"""The same of a base that learns preferences."""
 BASE_CONTEXT = 1024
 """Tokens of a row at most, where the settings do not say."""
 
@@ -53,7 +55,9 @@ def dialled(settings: TrainSettings) -> TrainSettings:
         settings,
         model=model,
         data=replace(settings.data, vocab_size=vocab_size),
-        optim=replace(settings.optim, batch_tokens=batch_tokens, lr=FRESH_LR if settings.optim.lr is None else settings.optim.lr),
+        optim=replace(
+            settings.optim, batch_tokens=batch_tokens, lr=FRESH_LR if settings.optim.lr is None else settings.optim.lr
+        ),
     )
 
 
@@ -68,10 +72,15 @@ def _based(settings: TrainSettings) -> TrainSettings:
     context = settings.model.context_len or min(config.context_len, BASE_CONTEXT)
     if context > config.context_len:
         raise BadParameter("model.context_len", f"is {context:,}; the base sees {config.context_len:,} at most")
-    batch_tokens = settings.optim.batch_tokens or context
-    if batch_tokens < context:
-        raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than a context of {context:,}")
-    default_lr = LOW_RANK_LR if settings.lora.rank else BASE_LR
+    at_least = context * (2 if settings.data.preferences else 1)
+    batch_tokens = settings.optim.batch_tokens or at_least
+    if batch_tokens < at_least:
+        what = "two contexts" if settings.data.preferences else "a context"
+        raise BadParameter("optim.batch_tokens", f"{batch_tokens:,} are less than {what} of {context:,}")
+    if settings.data.preferences:
+        default_lr = PREFERENCE_LOW_RANK_LR if settings.lora.rank else PREFERENCE_LR
+    else:
+        default_lr = LOW_RANK_LR if settings.lora.rank else BASE_LR
     lr = default_lr if settings.optim.lr is None else settings.optim.lr
     return replace(
         settings,
