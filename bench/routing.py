@@ -155,7 +155,7 @@ def _logic(draw: random.Random) -> tuple[str, dict[str, Any], str]:
     last = f"Are all {a} {c}?" if is_true else f"Are all {c} certainly {a}?"
     word = "yes" if is_true else "no"
     text = f"All {a} are {b}. All {b} are {c}. {last} Answer yes or no."
-    return text, {"regex": rf"^\W*{word}\b"}, f"{word.capitalize()}."
+    return text, {"regex": rf"^\W*{word}\b|\b{word}\W*$"}, f"{word.capitalize()}."
 
 
 def _lookup(draw: random.Random) -> tuple[str, dict[str, Any], str]:
