@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
     if not options.words_only:
         from heedful.engine.embedder import load_embedder
 
-        extras["embedder"] = load_embedder("minilm")
+        extras["embedder"] = load_embedder("minilm", threads=1)
     if options.decider:
         from heedful.decide.load import load_decider
 

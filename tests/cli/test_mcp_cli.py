@@ -89,7 +89,7 @@ def test_trust_is_for_one_run(heedful: Heedful, servers: Callable[..., Path]) ->
     found = heedful("tools", "--trust")
     assert found.returncode == 0
     assert found.stdout == "bad__fine() - A tool.\n"
-    assert "not offered: bad/add: its description pretends to be a part of the prompt" in found.stderr
+    assert "not offered: bad/add: its description tells the model to keep something from the user" in found.stderr
     assert "MCP server 'sick' does not start" in found.stderr
     assert "hunter2" not in found.stderr
     assert json.loads(heedful("tools", "--json").stdout)["tools"] == []

@@ -47,7 +47,10 @@ class RealServers:
         return {
             "time": {"command": str(self.new_python / "mcp-server-time"), "args": ["--local-timezone", "UTC"]},
             "git": {"command": str(self.new_python / "mcp-server-git"), "args": ["--repository", str(repo)]},
-            "fetch": {"command": str(self.new_python / "mcp-server-fetch"), "args": ["--ignore-robots-txt"]},
+            "fetch": {
+                "command": str(self.new_python / "mcp-server-fetch"),
+                "args": ["--ignore-robots-txt", "--allow-private-ips"],
+            },
             "sqlite": {
                 "command": str(self.old_python / "mcp-server-sqlite"),
                 "args": ["--db-path", str(folder / "data.db")],

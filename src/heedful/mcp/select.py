@@ -202,7 +202,7 @@ class ToolSelector:
             for tool in tools:
                 more = self._tokens_of(tool, form) - self._tokens_of(tool, forms[tool.model_name])
                 if more <= left:
-                    forms[tool.model_name] = form  # type: ignore[assignment]
+                    forms[tool.model_name] = form
                     left -= more
         return forms
 
