@@ -28,13 +28,13 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import sleep
 from typing import Any
 
-from heedful.cli.route_tables import print_report
+from heedful.cli.route_tables import baseline_text, print_report
 from heedful.decide.labelled_rows import is_held_out
 from heedful.decide.load import load_decider
 from heedful.engine.embedder import load_embedder
@@ -109,10 +109,10 @@ def main() -> None:
     chosen = Thresholds({name: one.threshold for name, one in report.routes.items()})
     points, comparisons = compared(eager_rows, replay(held_out, policy, chosen), [WITH_SCHEMAS], margin=args.margin)
     point, against = points[f"always {WITH_SCHEMAS}"], comparisons[f"always {WITH_SCHEMAS}"]
-    print(f"\nalways {WITH_SCHEMAS} ({args.schema_tools} tools): {point}\nagainst it: {against}")
+    print(f"\nalways {WITH_SCHEMAS}, {args.schema_tools} tools: {baseline_text(point, against)}")
     print(f"\nright by kind (all rows): {json.dumps(_by_kind(labelled))}")
     figures = {"rows": len(rows), "error": args.error, "margin": args.margin, "by_kind": _by_kind(labelled)}
-    eager = {"point": _plain(point), "comparison": _plain(against), "tools": args.schema_tools}
+    eager = {"point": asdict(point), "comparison": asdict(against), "tools": args.schema_tools}
     print(json.dumps({**figures, **report.to_dict(), WITH_SCHEMAS: eager}))
 
 
@@ -222,12 +222,6 @@ def _by_kind(labelled: Sequence[Labelled]) -> dict[str, dict[str, str]]:
             name: f"{sum(one.outcomes[name].is_right for one in mine)} of {len(mine)}" for name in mine[0].outcomes
         }
     return found
-
-
-def _plain(value: Any) -> Any:
-    from dataclasses import asdict
-
-    return asdict(value)
 
 
 @contextmanager

@@ -54,6 +54,13 @@ def print_report(report: RouteReport, labelled: Sequence[Labelled]) -> None:
         print(f"  {name}: {_comparison_text(comparison)}")
 
 
+def baseline_text(point: Point, comparison: Comparison) -> str:
+    """What a baseline makes of the rows, and what the routed ones save against it."""
+    _, quality, *costs, _ = _point_cells("", point)
+    named = ", ".join(f"{cost} {column}" for cost, column in zip(costs, _COST_COLUMNS, strict=True))
+    return f"{quality} right, {named}; {_comparison_text(comparison)}"
+
+
 def print_ledger(sums: LedgerSums) -> None:
     ends = ", ".join(f"{name} {count:,}" for name, count in sums.finishes.items())
     print(f"{sums.requests:,} requests: {_line(ends)}")
