@@ -96,7 +96,10 @@ def test_fetch(tools: McpThread) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        page = said(tools.call("fetch__fetch", {"url": f"http://127.0.0.1:{server.server_port}/prices"}))
+        url = f"http://127.0.0.1:{server.server_port}/prices"
+        page = said(
+            tools.call("fetch__fetch", {"url": url, "raw": True})
+        )  # else it installs a JavaScript package first
     finally:
         server.shutdown()
         server.server_close()
