@@ -144,3 +144,7 @@ def test_serve_refuses_a_bad_policy_before_it_loads_anything(tmp_path: Path) -> 
     assert done.returncode == 2
     assert done.stderr.startswith("heedful: policy.yaml line 2, targets.a.kind: is 'locl'")
     assert "Did you mean local?" in done.stderr
+    lacking = "version: 1\ntargets: {a: {kind: openai, model: m, base_url: '${ROUTE_TEST_NONE}'}}\ndefault: a\n"
+    (tmp_path / "policy.yaml").write_text(lacking)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "needs ROUTE_TEST_NONE" in done.stderr) == (2, True)

@@ -229,13 +229,18 @@ def _adapters(given: list[str], models: tuple[str, ...]) -> dict[str, str]:
 
 
 def _route_policy(path: Path | None) -> Policy | None:
-    """Raises PolicyError, and SourceError for a decider that there is none of."""
+    """Raises PolicyError, for what the environment lacks too, and SourceError for a decider that there is none of."""
     if path is None:
         return None
     from heedful.decide.load import default_decider, find_decider
+    from heedful.router.policy import OpenAISpec
     from heedful.router.policy_file import load_policy
+    from heedful.router.remote import OpenAITarget
 
     policy = load_policy(path)
+    for spec in policy.targets.values():
+        if isinstance(spec, OpenAISpec):
+            OpenAITarget(spec)  # before minutes of loading
     for name in policy.deciders(default_decider()):
         find_decider(name)
     return policy
