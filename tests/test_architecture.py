@@ -59,15 +59,17 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.engine.torch_states",
     "heedful.models.kev_head",
     "heedful.train.choices",
-    "heedful.train.choices",
     "heedful.train.fast",
     "heedful.train.layout",
     "heedful.train.learner",
     "heedful.train.loss",
+    "heedful.train.low_rank",
     "heedful.train.network",
     "heedful.train.optim",
     "heedful.train.parallel",
     "heedful.train.peak",
+    "heedful.train.preference_loss",
+    "heedful.train.preference_trainer",
     "heedful.train.spread",
     "heedful.train.team",
     "heedful.train.trainer",
@@ -75,7 +77,7 @@ BEHIND_THE_TORCH_LINE = {
 
 
 def part_of(module: str) -> str:
-    return module.split(".")[1]
+    return "__main__" if module.endswith(".__main__") else module.split(".")[1]
 
 
 def imported_modules(path: Path) -> set[str]:

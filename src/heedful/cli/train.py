@@ -32,6 +32,10 @@ def train(
             help='JSONL with {"messages": […]} or {"prompt": …, "completion": …} a line; answers are learned.'
         ),
     ] = None,
+    preferences: Annotated[
+        list[Path] | None,
+        typer.Option(help='JSONL with {"prompt": …, "chosen": …, "rejected": …} a line: DPO; may be given again.'),
+    ] = None,
     lora: Annotated[
         int | None, typer.Option(help="Train low-rank updates of this rank; the base stays as its file has it.")
     ] = None,
@@ -59,12 +63,13 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
-    """Train a model on text, or a base on chats. What is printed is also in OUT/metrics.jsonl; Ctrl-C saves."""
+    """Train a model on text, or a base on chats or preferences. OUT/metrics.jsonl has what is printed; Ctrl-C saves."""
     given = {
         "data.files": [str(path) for path in data] if data else None,
         "data.validation": [str(path) for path in validation] if validation else None,
         "model.base": base,
         "data.chat": [str(path) for path in chat] if chat else None,
+        "data.preferences": [str(path) for path in preferences] if preferences else None,
         "lora.rank": lora,
         "model.size": size,
         "model.layers": layers,

@@ -3,13 +3,14 @@ order of a keyed shuffle while they fit, and none is cut to fill it. So a step i
 one number, how many segments came before it, and seeking costs nothing.
 
 Every token but the first end token is a target exactly once an epoch; of chats, every one that is to be learned. A chat
-is a segment, and none is cut.
+is a segment, and none is cut; of preferences the two answers to a prompt stay together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,31 @@ class Segment:
     document: int
     start: int
     length: int
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt, which a batch has both or none of."""
+
+    chosen: Segment
+    rejected: Segment
+
+    @property
+    def length(self) -> int:
+        return self.chosen.length + self.rejected.length
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self.chosen, self.rejected)
+
+
+Unit = Segment | Pair
+"""What the order is an order of."""
+AnyUnit = TypeVar("AnyUnit", Segment, Pair)
 
 
 class Segments(Sequence[Segment]):
@@ -69,7 +95,27 @@ class Chats(Sequence[Segment]):
         return Segment(number, first, end - first - 1)
 
 
-def segments_of(store: TokenStore, context_len: int) -> Sequence[Segment]:
+class Pairs(Sequence[Pair]):
+    """Neighbouring chats of a store that has pairs."""
+
+    def __init__(self, store: TokenStore) -> None:
+        self._chats = Chats(store)
+
+    def __len__(self) -> int:
+        return len(self._chats) // 2
+
+    def __getitem__(self, number: int) -> Pair:  # type: ignore[override]
+        return Pair(self._chats[2 * number], self._chats[2 * number + 1])
+
+
+def pairs_of(segments: Sequence[Segment]) -> list[Pair]:
+    """What `Batch.segments` of a store with pairs consist of."""
+    return [Pair(chosen, rejected) for chosen, rejected in zip(segments[::2], segments[1::2], strict=True)]
+
+
+def units_of(store: TokenStore, context_len: int) -> Sequence[Unit]:
+    if store.facts.paired:
+        return Pairs(store)
     return Segments(store, context_len) if store.learned is None else Chats(store)
 
 
@@ -77,7 +123,7 @@ def segments_of(store: TokenStore, context_len: int) -> Sequence[Segment]:
 class Batch:
     segments: tuple[Segment, ...]
     cursor: int
-    """Segments before the next batch, over all epochs."""
+    """Segments, or pairs of them, before the next batch, over all epochs."""
 
     @property
     def tokens(self) -> int:
@@ -99,9 +145,9 @@ class TrainingData:
     ) -> None:
         assert batch_tokens >= context_len, (batch_tokens, context_len)
         self.store = store
-        self._segments = segments_of(store, context_len)
+        self._units = units_of(store, context_len)
         self._batch_tokens, self._seed = batch_tokens, seed
-        n = len(self._segments)
+        n = len(self._units)
         kept = 0 if validation is not None else round(n * validation_share)
         if validation is None and validation_share > 0:
             kept = max(1, kept)
@@ -111,33 +157,33 @@ class TrainingData:
         self._kept = kept
         self.epoch_segments = n - kept
         if validation is None:
-            chosen = [self._segments[self._apart[i]] for i in range(kept)]
+            chosen = [self._units[self._apart[i]] for i in range(kept)]
         else:
-            others = segments_of(validation, context_len)
+            others = units_of(validation, context_len)
             chosen = [others[i] for i in Permutation(len(others), "validation")]
         self.validation_store = validation or store
-        self.validation_segments = chosen
+        self.validation_segments = [segment for unit in chosen for segment in unit.segments]
 
     def batch(self, cursor: int) -> Batch:
         """The batch that begins after `cursor` segments."""
         taken: list[Segment] = []
         left = self._batch_tokens
-        while (segment := self._segment(cursor)).length <= left:
-            taken.append(segment)
-            left -= segment.length
+        while (unit := self._unit(cursor)).length <= left:
+            taken += unit.segments
+            left -= unit.length
             cursor += 1
         return Batch(tuple(taken), cursor)
 
-    def _segment(self, cursor: int) -> Segment:
+    def _unit(self, cursor: int) -> Unit:
         epoch, position = divmod(cursor, self.epoch_segments)
         shuffle = Permutation(self.epoch_segments, f"{self._seed} {epoch}")
-        return self._segments[self._apart[self._kept + shuffle[position]]]
+        return self._units[self._apart[self._kept + shuffle[position]]]
 
 
-def in_parts(segments: Sequence[Segment], parts: int) -> list[list[Segment]]:
+def in_parts(segments: Sequence[AnyUnit], parts: int) -> list[list[AnyUnit]]:
     """Runs of segments with about as many tokens each, at most `parts`; in each the equally long lie together."""
     total, seen = sum(segment.length for segment in segments), 0
-    found: dict[int, list[Segment]] = {}
+    found: dict[int, list[AnyUnit]] = {}
     for segment in segments:
         middle = seen + segment.length / 2
         found.setdefault(int(middle * parts / total), []).append(segment)

@@ -78,19 +78,21 @@ def _with_messages(found: dict[str, Any], where: str) -> ChatRow:
         raise BadParameter("--chat", f"{where} has tools that are no list of schemas", _REMEDY)
     of_tools = None if not tools else tuple(tools)
     if "messages" in found:
-        return ChatRow(_messages(found["messages"], "messages", where), of_tools, where=where)
+        return ChatRow(messages_of(found["messages"], "messages", where), of_tools, where=where)
     if "prompt" in found and "completion" in found:
-        prompt = _messages(_as_messages(found["prompt"], "user"), "prompt", where)
-        completion = _messages(_as_messages(found["completion"], "assistant"), "completion", where)
+        prompt = messages_of(as_messages(found["prompt"], "user"), "prompt", where)
+        completion = messages_of(as_messages(found["completion"], "assistant"), "completion", where)
         return ChatRow(prompt + completion, of_tools, first_learned=len(prompt), where=where)
     raise BadParameter("--chat", f"{where} has no messages: {str(found)[:60]}", _REMEDY)
 
 
-def _as_messages(value: Any, role: str) -> Any:
+def as_messages(value: Any, role: str) -> Any:
+    """A text alone is what `role` says."""
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-def _messages(value: Any, name: str, where: str) -> tuple[Mapping[str, Any], ...]:
+def messages_of(value: Any, name: str, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Raises BadParameter for what is no list of messages."""
     if not isinstance(value, list) or not value:
         raise BadParameter("--chat", f"{where} has {name} that are no list of messages", _REMEDY)
     for message in value:
@@ -231,7 +233,5 @@ def pieces(chat: ChatTokens, tokenizer: Tokenizer) -> list[Piece]:
 def template_of(tokenizer: Tokenizer) -> ChatTemplate:
     """Raises BadParameter for a model that has none."""
     if tokenizer.chat_template is None:
-        raise BadParameter(
-            "--chat", "this base has no chat template", "Give one: --set data.template=FILE, in Jinja's language"
-        )
+        raise BadParameter("--base", "has no chat template", "Give one: --set data.template=FILE, in Jinja's language")
     return tokenizer.chat_template

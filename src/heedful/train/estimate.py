@@ -50,14 +50,17 @@ class Estimate:
 
 def estimate(settings: TrainSettings) -> Estimate:
     """Of complete settings; nothing stays on disk. Raises BadParameter when weights alone do not fit in memory."""
+    from heedful.train.loop import learner_of
     from heedful.train.trainer import Trainer
 
     with TemporaryDirectory() as folder:
         run = begin_run(Path(folder) / "run", settings, lambda line: None)
-        trainer = Trainer(run)
+        trainer = learner_of(run)
+        assert isinstance(trainer, Trainer), trainer
         trained = sum(parameter.numel() for parameter in trainer.trained)
         state_bytes = _state_bytes(trained, trainer.config, settings)
         _require_room(state_bytes)
+        trainer.prepare(lambda line: None, steps=2)
         trainer.step()
         began = perf_counter()
         trainer.step()

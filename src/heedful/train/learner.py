@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,8 @@ class StepFacts:
     visits: int
     """Of the forward pass, exact."""
     epoch: int
+    figures: dict[str, float] = field(default_factory=dict)
+    """Further ones that the kind of training has, by name."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class BatchFacts:
     """Where the next batch begins."""
     described: str
     """Which batch it was, for a message."""
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,11 @@ class Learner(ABC):
         self.state = TrainingState()
         self.trained = list(self.spread.held.values())
         self._average = [p.detach().clone() for p in self.trained] if settings.optim.ema else None
+
+    def prepare(self, say: Callable[[str], None], steps: int | None = None) -> None:  # noqa: B027
+        """What has to be known of the untrained model, before the first step and before `load`. `steps`: only what so
+        many steps need, and nothing is kept. Most kinds need nothing.
+        """
 
     # ---- what each kind of training does in its own way
 
@@ -149,7 +157,7 @@ class Learner(ABC):
             smoothed_weight=SMOOTHING * done.smoothed_weight + 1,
         )
         return StepFacts(
-            done.step + 1, batch.loss, lr, norm, batch.tokens, batch.targets, batch.visits, epoch=batch.epoch
+            done.step + 1, batch.loss, lr, norm, batch.tokens, batch.targets, batch.visits, batch.epoch, batch.figures
         )
 
     def _guarded_norm(self, batch: BatchFacts) -> float:

@@ -70,7 +70,9 @@ def begin(
             run = begin_run(folder, settings, say) if _is_first(team) else open_run(folder)
         if run.data.store.learned is not None and _is_first(team):
             _show_a_chat(run, say, show)
-        return _train(learner_of(run, team), say)
+        learner = learner_of(run, team)
+        learner.prepare(say)
+        return _train(learner, say)
 
 
 @contextmanager
@@ -134,6 +136,7 @@ def resume(
         if (other := other_version(folder)) is not None:
             say(f"{folder} was begun with heedful {other}: {__version__} may not go on with it to the bit")
         learner = learner_of(run, team)
+        learner.prepare(say)
         found = _newest(folder, learner.team, say)
         if found is not None:
             learner.load(found)
@@ -160,10 +163,13 @@ def _newest(folder: Path, team: Team, say: Say) -> Path | None:
 
 def learner_of(run: RunFiles, team: Team | None = None) -> Learner:
     """What its settings ask for. Here a new kind of training joins."""
+    from heedful.train.preference_trainer import PreferenceTrainer
     from heedful.train.spread import ALONE
     from heedful.train.trainer import ChatTrainer, Trainer
 
-    return (ChatTrainer if run.settings.data.chat else Trainer)(run, team or ALONE)
+    data = run.settings.data
+    kind = PreferenceTrainer if data.preferences else ChatTrainer if data.chat else Trainer
+    return kind(run, team or ALONE)
 
 
 def _train(learner: Learner, say: Say) -> Outcome:
@@ -210,7 +216,8 @@ class _Loop:
 
     def step(self) -> None:
         facts = self._learner.step()
-        self._record(asdict(facts))
+        row = asdict(facts)
+        self._record(row | row.pop("figures"))
         self._since_line.append(facts)
         last = facts.step == self._run.steps
         if facts.step % self._run.log_every == 0 or last:
@@ -244,6 +251,7 @@ class _Loop:
             smoothed=state.smoothed / state.smoothed_weight,
             lr=facts.lr,
             grad_norm=facts.grad_norm,
+            figures=facts.figures,
             tokens_per_second=tokens / seconds,
             peak_share=flops / seconds / self._peak_flops,
             visits=facts.visits,

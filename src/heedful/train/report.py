@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from heedful.models.config import ModelConfig
@@ -25,13 +25,16 @@ class StepLine:
     visits: int
     """Of the step's forward pass."""
     seconds_left: float
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Further ones of the last step, by name."""
 
 
 def progress_line(line: StepLine) -> str:
     width = len(f"{line.steps:,}")
+    more = "".join(f"{name.replace('_', ' ')} {value:.4g} · " for name, value in line.figures.items())
     return (
         f"step {line.step:>{width},}/{line.steps:,} · loss {line.loss:.4f} (smoothed {line.smoothed:.4f}) · "
-        f"lr {line.lr:.2e} · grad {line.grad_norm:.2f} · {line.tokens_per_second:,.0f} tok/s · "
+        f"{more}lr {line.lr:.2e} · grad {line.grad_norm:.2f} · {line.tokens_per_second:,.0f} tok/s · "
         f"{line.peak_share:.0%} of peak · {short(line.visits)} visits · {duration(line.seconds_left)} left"
     )
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from heedful.train.batches import TrainingData
 from heedful.train.chat_store import CHATML, write_chat_store
 from heedful.train.checkpoint import sync_folder, write_aside
 from heedful.train.corpus import END, NUM_BYTES, SPECIAL_TOKENS, documents, write_tokenizer
+from heedful.train.preference_store import write_preference_store
 from heedful.train.settings import TrainSettings, by_name, changed, told
 from heedful.train.token_store import TokenStore, write_store
 from heedful.weights.export import hf_documents
@@ -50,8 +52,10 @@ def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None])
     Raises BadParameter for data that cannot be read, UsageError when a run, or something else, is there already; for a
     base as `open_base` does.
     """
-    if not (settings.data.files or settings.data.chat):
-        raise BadParameter("--data", "is missing", "Name a text file, or a *.jsonl with a text in every line.")
+    if not (settings.data.files or settings.data.chat or settings.data.preferences):
+        raise BadParameter(
+            "--data", "is missing", "Name a text file, or a *.jsonl with a text in every line, or chats by --chat."
+        )
     _require_free(folder)
     base = None
     aside = folder / f".data.{os.getpid()}"
@@ -64,8 +68,11 @@ def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None])
             write_base_files(aside, loaded, settings)
         _tokenize(aside, settings, say)
         os.rename(aside, folder / DATA)
-    finally:
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # it was there before, with leftovers
+            folder.rmdir()
+        raise
     sync_folder(folder)
     facts = {
         "heedful": __version__,
@@ -103,8 +110,6 @@ def _write_tokenizer(folder: Path, settings: TrainSettings) -> None:
     asked = NUM_BYTES + len(SPECIAL_TOKENS) if is_bytes else told(settings.data.vocab_size)
     texts = () if is_bytes else documents(map(Path, settings.data.files))
     write_tokenizer(folder, texts, asked)
-    if settings.data.chat:
-        raise BadParameter("--chat", "needs a base", "Name one: --base smollm2")
 
 
 def write_base_files(folder: Path, loaded: LoadedModel, settings: TrainSettings) -> None:
@@ -127,13 +132,14 @@ def read_template(path: Path) -> bytes:
 def _tokenize(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> None:
     """Into the stores `train` and, where files are named for it, `validation`."""
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    files = settings.data.chat or settings.data.files
+    files = settings.data.preferences or settings.data.chat or settings.data.files
     for name, paths in (("train", files), ("validation", settings.data.validation)):
         if not paths:
             continue
         of_part = [Path(path) for path in paths]
-        if settings.data.chat:
-            say(write_chat_store(folder / name, of_part, tokenizer, told(settings.model.context_len), name))
+        if settings.data.preferences or settings.data.chat:
+            write = write_preference_store if settings.data.preferences else write_chat_store
+            say(write(folder / name, of_part, tokenizer, told(settings.model.context_len), name))
         else:
             facts = write_store(folder / name, documents(of_part), tokenizer, _end_of(tokenizer)).facts
             say(

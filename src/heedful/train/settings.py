@@ -49,6 +49,8 @@ class DataSettings:
     """Text files (each is one document), or JSONL with {"text": …} in every line."""
     chat: tuple[str, ...] = ()
     """JSONL with {"messages": […]} or {"prompt": …, "completion": …} in every line; what assistants say is learned."""
+    preferences: tuple[str, ...] = ()
+    """JSONL with {"prompt": …, "chosen": …, "rejected": …} in every line."""
     template: str | None = None
     """A file with the chat template to use, instead of the model's own."""
     validation: tuple[str, ...] = ()
@@ -107,6 +109,18 @@ class LoraSettings:
 
 
 @dataclass(frozen=True)
+class DpoSettings:
+    """Direct preference optimization (arXiv:2305.18290)."""
+
+    beta: float = 0.1
+    """How dear it is to move away from the base."""
+    label_smoothing: float = 0.0
+    """How often a preference is taken to be the wrong way round: 0 to less than a half."""
+    sft_weight: float = 0.0
+    """Of −log p of a token of the chosen answers, added to the loss."""
+
+
+@dataclass(frozen=True)
 class ParallelSettings:
     """How the processes that torchrun starts share a model. Of what is None, their number decides."""
 
@@ -146,6 +160,7 @@ class TrainSettings:
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
+    dpo: DpoSettings = field(default_factory=DpoSettings)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -158,8 +173,11 @@ class TrainSettings:
             raise BadParameter("model.windows", f"is {self.model.windows!r}", "Write a pattern of S and L, as SSSL.")
         if self.optim.warmup + self.optim.decay > 1:
             raise BadParameter("optim.decay", "and optim.warmup are together more than all steps", "They are shares.")
-        if self.data.files and self.data.chat:
-            raise BadParameter("--chat", "and --data are two kinds of training", "Give one of them.")
+        named = {"--data": self.data.files, "--chat": self.data.chat, "--preferences": self.data.preferences}
+        if len(given := [option for option, paths in named.items() if paths]) > 1:
+            raise BadParameter(given[1], f"and {given[0]} are two kinds of training", "Give one of them.")
+        if given and given[0] != "--data" and self.model.base is None:
+            raise BadParameter(given[0], "needs a base", "Name one: --base smollm2")
         if self.lora.rank:
             self._require_lora_can_be()
 
@@ -211,6 +229,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "lora.rank": (0, 1 << 14),
     "lora.alpha": (1e-6, 1 << 20),
     "lora.dropout": (0, 0.95),
+    "dpo.beta": (1e-6, 1e3),
+    "dpo.label_smoothing": (0, 0.4999),
+    "dpo.sft_weight": (0, 1e3),
     "parallel.data": (1, 1 << 20),
     "parallel.tensor": (1, 1 << 14),
     "parallel.timeout": (1, 1 << 20),
@@ -262,7 +283,7 @@ def from_file(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise BadParameter(
-            "--config", f"{path} holds no table", "It has the sections [model], [data], [optim], [lora], [run]."
+            "--config", f"{path} holds no table", "It has the sections [model], [data], [optim], [lora], [dpo], [run]."
         )
     return by_name(found)
 

@@ -33,6 +33,8 @@ class StoreFacts:
     """Of the array of tokens."""
     learned_sha256: str | None = None
     """Of the array of marks, where there is one."""
+    paired: bool = False
+    """Whether chats 2 i and 2 i + 1 are the chosen and the rejected answer to one prompt."""
 
 
 class TokenStore:
@@ -115,7 +117,7 @@ class ChatTokens:
     """Of each token, whether it is a target."""
 
 
-def write_chats(folder: Path, chats: Iterable[ChatTokens], vocab_size: int) -> TokenStore:
+def write_chats(folder: Path, chats: Iterable[ChatTokens], vocab_size: int, *, paired: bool = False) -> TokenStore:
     """Raises BadParameter when there is none."""
     folder.mkdir(parents=True)
     dtype, starts = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4"), [0]
@@ -127,7 +129,7 @@ def write_chats(folder: Path, chats: Iterable[ChatTokens], vocab_size: int) -> T
     if len(starts) == 1:
         raise BadParameter("--chat", "holds no row that can be learned from", "Every row needs an assistant's message.")
     np.array(starts, dtype="<i8").tofile(folder / "starts.bin")
-    digests = [sha256_of(folder / name) for name in ("tokens.bin", "learned.bin")]
-    facts = StoreFacts(dtype.str, starts[-1], len(starts) - 1, None, *digests)
+    of_tokens, of_marks = (sha256_of(folder / name) for name in ("tokens.bin", "learned.bin"))
+    facts = StoreFacts(dtype.str, starts[-1], len(starts) - 1, None, of_tokens, of_marks, paired)
     (folder / "store.json").write_text(json.dumps(asdict(facts), indent=1) + "\n", encoding="utf-8")
     return TokenStore.open(folder)

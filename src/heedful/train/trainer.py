@@ -16,7 +16,7 @@ from torch import Tensor
 
 from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.decoder import Decoder
-from heedful.train.batches import IGNORED, Batch, Segment, arrays, count_targets, in_parts, visits
+from heedful.train.batches import IGNORED, AnyUnit, Batch, Segment, arrays, count_targets, in_parts, visits
 from heedful.train.chat_store import chat_of
 from heedful.train.checkpoint import Arrays
 from heedful.train.choices import choice_figures, read_choices
@@ -58,16 +58,21 @@ class Trainer(Learner):
     # ---- steps
 
     def pass_batch(self) -> BatchFacts:
-        done, data = self.state, self.run.data
-        batch = data.batch(done.cursor)
+        batch = self._next_batch()
+        return self._facts(batch, self.gradients(batch), count_targets(self.run.data.store, batch.segments))
+
+    def _next_batch(self) -> Batch:
         self.decoder.train()
-        torch.manual_seed(_seed_of(self.settings.run.seed, done.step))  # of what dropout leaves out
+        torch.manual_seed(_seed_of(self.settings.run.seed, self.state.step))  # of what dropout leaves out
+        return self.run.data.batch(self.state.cursor)
+
+    def _facts(self, batch: Batch, loss: float, targets: int) -> BatchFacts:
         return BatchFacts(
-            loss=self.gradients(batch),
+            loss=loss,
             tokens=batch.tokens,
-            targets=count_targets(data.store, batch.segments),
+            targets=targets,
             visits=visits(batch.segments, self.config),
-            epoch=done.cursor // data.epoch_segments,
+            epoch=self.state.cursor // self.run.data.epoch_segments,
             cursor=batch.cursor,
             described=self._described(batch),
         )
@@ -83,12 +88,12 @@ class Trainer(Learner):
             total += float(loss.detach())
         return self.team.sum_over_data(total)[0]
 
-    def _own_parts(self, segments: Sequence[Segment], parts: int) -> list[list[Segment]]:
-        def cost(segment: Segment) -> int:
-            return self.training_flops(segment.length, visits([segment], self.config))
+    def _own_parts(self, units: Sequence[AnyUnit], parts: int) -> list[list[AnyUnit]]:
+        def cost(unit: AnyUnit) -> int:
+            return self.training_flops(unit.length, visits(unit.segments, self.config))
 
         return own_parts(
-            segments,
+            units,
             cost,
             lambda mine: in_parts(mine, parts),
             rank=self.team.data_rank,
