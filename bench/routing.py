@@ -1,6 +1,6 @@
 """What routing saves on a mixed load whose answers can be checked, against always small and always big.
 
-    python bench/routing.py [--rows 60] [--error 0.35] [--margin 0.05] [--schema-tools 12]
+    python bench/routing.py [--rows 90] [--error 0.2] [--margin 0.05] [--schema-tools 12]
 
 The load is generated: arithmetic, logic, lookups, classification, small talk. Targets, the cheapest first: a decision
 (heedful-decider), the small model (smollm2), and "big". Big is not a model that knows the answers: it is a second
@@ -118,8 +118,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=60)
-    parser.add_argument("--error", type=float, default=0.35)
+    parser.add_argument("--rows", type=int, default=90)
+    parser.add_argument("--error", type=float, default=0.2)
     parser.add_argument("--margin", type=float, default=0.05)
     parser.add_argument("--schema-tools", type=int, default=12)
     return parser.parse_args()
