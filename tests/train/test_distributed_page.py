@@ -23,7 +23,7 @@ def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
     programs = {"torchrun": "-m torch.distributed.run", "heedful": "-m heedful"}
     runnable = [f"{sys.executable} {programs[name]} {rest}" for name, _, rest in (c.partition(" ") for c in commands)]
     done = [
-        subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+        subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=900)
         for command in runnable
     ]
     for each in done:
