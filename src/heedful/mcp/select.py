@@ -3,7 +3,7 @@ of JSON, read anew at every uncached turn.
 
     selector = ToolSelector(catalogue, count=lambda text: len(llm.tokenizer.encode(text, add_bos=False)), embedder=…)
     chosen = selector.select("What time is it in Tokyo?")
-    chosen.as_json()                  # what goes before the model, in as many words as the budget allows
+    chosen.text()                     # what goes before the model, in as many words as the budget allows
     chosen.schema_tokens, chosen.all_schema_tokens, chosen.visits(shape, prompt_tokens)
 
 A request that no tool fits gets none (`abstained`). Tools that the request names come first and always; recently used
@@ -81,11 +81,12 @@ class Selection:
 
     @property
     def schema_tokens(self) -> int:
-        """Put before the model."""
+        """Put before the model by `text()`."""
         return sum(each.tokens for each in self.chosen)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Tools as chat templates and grammars take them: full schemas, whatever form the model is told."""
+        """Tools as chat templates take them, in the chosen forms; there is no JSON of a signature, so brief stands for
+        it, and is longer than `schema_tokens` counts. Grammars are made of `CatalogTool.parameters` in any case."""
         return [each.tool.as_json("brief" if each.form == "signature" else each.form) for each in self.chosen]
 
     def text(self) -> str:
