@@ -6,6 +6,8 @@
 // with AVX2 two vectors a panel, up to 6 tokens.
 #pragma once
 
+#include <cstring>
+
 #include "ops.h"
 #include "variant.h"
 
@@ -17,6 +19,13 @@ namespace {
 // Loops over a tile's tokens must be unrolled before anything else, or their accumulators live in memory.
 #define HEEDFUL_UNROLL _Pragma("GCC unroll 16")
 
+// The bits of two floats, wherever they lie.
+inline double two_floats(const float* at) {
+    double both;
+    std::memcpy(&both, at, sizeof both);
+    return both;
+}
+
 #if HEEDFUL_VNNI
 
 constexpr int kFloatTokens = 12, kFloatPanels = 2, kFloatVectors = 1;
@@ -24,9 +33,7 @@ using Pairs = __m512;  // of columns, of 8 rows
 
 inline Pairs no_pairs() { return _mm512_setzero_ps(); }
 inline Pairs load_pairs_of(const float* at) { return _mm512_loadu_ps(at); }
-inline Pairs splat_pair_of(const float* at) {
-    return _mm512_castpd_ps(_mm512_set1_pd(*reinterpret_cast<const double*>(at)));
-}
+inline Pairs splat_pair_of(const float* at) { return _mm512_castpd_ps(_mm512_set1_pd(two_floats(at))); }
 inline Pairs add_products(Pairs w, Pairs x, Pairs sums) {
     sums = _mm512_fmadd_ps(w, x, sums);
     asm volatile("" : "+v"(sums));  // keeps the compiler from pulling products of a tile apart, which spills sums
@@ -45,9 +52,7 @@ using Pairs = __m256;  // of columns, of 4 rows
 
 inline Pairs no_pairs() { return _mm256_setzero_ps(); }
 inline Pairs load_pairs_of(const float* at) { return _mm256_loadu_ps(at); }
-inline Pairs splat_pair_of(const float* at) {
-    return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(at)));
-}
+inline Pairs splat_pair_of(const float* at) { return _mm256_castpd_ps(_mm256_set1_pd(two_floats(at))); }
 inline Pairs add_products(Pairs w, Pairs x, Pairs sums) {
     sums = _mm256_fmadd_ps(w, x, sums);
     asm volatile("" : "+x"(sums));

@@ -6,6 +6,8 @@
 // sum of the token's codes is taken off, exactly.
 #pragma once
 
+#include <cstring>
+
 #include "ops.h"
 #include "variant.h"
 
