@@ -24,7 +24,7 @@ def test_the_commands_run_in_their_order(
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     commands = [line.removeprefix("$ heedful ") for block in blocks for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 13
     for command in commands:
         assert run(shlex.split(command)) == 0, command
     out = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_the_commands_run_in_their_order(
 
 
 def test_every_setting_is_in_the_table() -> None:
-    rows = re.findall(r"^\| (`(?:model|data|optim|lora|parallel|run)\..*?) \|", PAGE, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`(?:model|data|optim|lora|dpo|parallel|run)\..*?) \|", PAGE, flags=re.MULTILINE)
     named = set()
     for row in rows:
         section = row[1:].partition(".")[0]
