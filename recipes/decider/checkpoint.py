@@ -20,7 +20,8 @@ from heedful.weights.load_laya import LoadedLaya
 TRUNK = "minilm"
 WIDTH, HEAD_LAYERS = 384, 1
 HEAD_WIDTH = 64
-MAX_LEN, HEAD_MAX_LEN = 512, 256
+MAX_LEN, HEAD_MAX_LEN = 4096, 3072
+"""Room for 255 options. They share their places, so that the trunk's 512 bound question, longest option and state."""
 SEED = 7
 
 

@@ -10,41 +10,48 @@ import sys
 from pathlib import Path
 
 from recipes.decider.generated import generated_domains
-from recipes.decider.packaged import packaged_domains
+from recipes.decider.packaged import packaged_domains, taught_domains
 from recipes.decider.rows import HELD_OUT, HELD_OUT_WHOLE, TEST, TRAIN, VALIDATION, Row, split_of, take, write_rows
 
 BUILD = Path("build/decider")
-GENERATED_ROWS = 2000
-MOST_TRAINED = {
-    "support_tickets": 500,
-    "phishing_email": 500,
-    "multilingual_tickets": 350,
-    "sms_spam": 450,
-    "tweets": 700,
-    "film_reviews": 1000,
-    "injections": 402,
-    "chat_topics": 236,
-    "topics": 900,
-    "intents": 800,
-    "feelings": 500,
-    "deadlines": 400,
-    "records": 900,
-    "facts": 600,
+JUDGED_ROWS, GENERATED_ROWS = 2000, 8000
+"""Of a generated domain: rows that are judged are among the first, all others are trained on."""
+SHARES = {
+    "support_tickets": 12,
+    "phishing_email": 30,
+    "multilingual_tickets": 30,
+    "sms_spam": 20,
+    "tweets": 70,
+    "film_reviews": 90,
+    "injections": 40,
+    "chat_topics": 20,
+    "topics": 30,
+    "intents": 30,
+    "feelings": 8,
+    "deadlines": 15,
+    "records": 35,
+    "facts": 60,
+    "dictionary": 60,
+    "lookup": 50,
+    "guard": 55,
 }
-"""Rows of a domain in the training set at most: what a domain is worth, against what its length costs."""
-MOST_JUDGED = {VALIDATION: 30, TEST: 70, HELD_OUT: 100}
+"""How often a domain is trained on: what it is worth, against what its length costs."""
+MOST_JUDGED = {VALIDATION: 60, TEST: 70, HELD_OUT: 300}
 
 
 def main() -> None:
-    domains = {**packaged_domains(BUILD / "packages"), **generated_domains(GENERATED_ROWS)}
+    judged = {**packaged_domains(BUILD / "packages"), **generated_domains(JUDGED_ROWS)}
+    domains = {**judged, **generated_domains(GENERATED_ROWS), **taught_domains(BUILD / "packages")}
     parts: dict[str, list[Row]] = {TRAIN: [], VALIDATION: [], TEST: [], HELD_OUT: []}
     for domain, rows in domains.items():
         if domain in HELD_OUT_WHOLE:
             parts[HELD_OUT] += take(rows, MOST_JUDGED[HELD_OUT])
             continue
-        for split in (TRAIN, VALIDATION, TEST):
-            most = MOST_TRAINED[domain] if split == TRAIN else MOST_JUDGED[split]
-            parts[split] += take((row for row in rows if split_of(row.state) == split), most)
+        parts[TRAIN] += take((row for row in rows if split_of(row.state) == TRAIN), len(rows))
+        for split in (VALIDATION, TEST):
+            parts[split] += take(
+                (row for row in judged.get(domain, []) if split_of(row.state) == split), MOST_JUDGED[split]
+            )
     for name, part in parts.items():
         write_rows(BUILD / f"{name}.jsonl", part)
     counts = {

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from recipes.decider.baselines import PATH, THREADS, Guesses
+from recipes.decider.baselines import PATH, Guesses
 from recipes.decider.data import BUILD
 from recipes.decider.rows import HELD_OUT, TEST, VALIDATION, Row, read_rows
 
@@ -28,6 +28,8 @@ from heedful.decide.question import Choice
 
 Logits = list[tuple[float, ...]]
 RESAMPLES = 1000
+THREADS = 1
+"""Two that wait for each other are slower on busy cores."""
 FEWEST_ALIKE = 20
 """A question that is asked so often has a most frequent answer of its own; rarer ones share their type's."""
 REORDERED, REORDERINGS = 80, 3
@@ -50,13 +52,16 @@ def main() -> None:
 def judge(folder: Path) -> dict[str, Any]:
     """Of one checkpoint, which gets its temperatures first."""
     decider = Laya.load(str(folder), threads=THREADS)
-    calibration = fit_temperatures(decider, read_rows(BUILD / f"{VALIDATION}.jsonl"))
+    validation = read_rows(BUILD / f"{VALIDATION}.jsonl")
+    of_validation = logits_of(decider, validation)
+    calibration = fit_temperatures(validation, of_validation)
     keep_temperatures(folder, calibration)
     parts = {part: read_rows(BUILD / f"{part}.jsonl") for part in (TEST, HELD_OUT)}
     found = {part: logits_of(decider, rows) for part, rows in parts.items()}
     results: dict[str, Any] = {
         "training": json.loads((folder / "train.json").read_text()),
         "temperatures": calibration.to_dict(),
+        "validation": judged(validation, of_validation, calibration, {}),
         "reordering": reordering(decider, parts[TEST]),
     }
     guesses: Guesses = json.loads(PATH.read_text())
@@ -76,7 +81,7 @@ def judge_loss(folder: Path) -> dict[str, Any]:
         [row for row in read_rows(BUILD / f"{part}.jsonl") if row.domain in training["domains"]]
         for part in (VALIDATION, TEST)
     )
-    calibration = fit_temperatures(decider, validation)
+    calibration = fit_temperatures(validation, logits_of(decider, validation))
     return {"training": training, **judged(test, logits_of(decider, test), calibration, {})["all"]}
 
 
@@ -84,8 +89,7 @@ def logits_of(decider: Any, rows: Sequence[Row]) -> Logits:
     return [decider.logits(row.state, [row.typed()])[0] for row in rows]
 
 
-def fit_temperatures(decider: Laya, rows: Sequence[Row]) -> Calibration:
-    logits = logits_of(decider, rows)
+def fit_temperatures(rows: Sequence[Row], logits: Logits) -> Calibration:
     return fit(Labelled(row.question["type"], z, row.label) for row, z in zip(rows, logits, strict=True))
 
 

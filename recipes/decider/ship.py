@@ -54,7 +54,9 @@ def card(results: dict[str, Any], counts: dict[str, dict[str, int]]) -> str:
         packages="\n".join(f"| {p.requirement} | {p.licence} | {p.use} |" for p in PACKAGES.values()),
         excluded="\n".join(f"- {name}: {why}." for name, why in EXCLUDED.items()),
         losses=losses(results["losses"]),
+        taught=taught(counts),
         rows=f"{training['rows']:,}",
+        read=f"{training['steps'] * training['batch']:,}",
         steps=f"{training['steps']:,}",
         batch=training["batch"],
         loss={"ce": "soft cross-entropy", "rlcd": "RLCD"}[training["loss"]],
@@ -77,6 +79,13 @@ def targets(results: dict[str, Any]) -> str:
         wanted.append((f"{name}: above the majority and above embeddings", said, all(low > 0 for low, _ in ends)))
     lines = [f"| {what} | {measured} | {'yes' if met else '**no**'} |" for what, measured, met in wanted]
     return "\n".join(["| wanted | measured | met |", f"|{' --- |' * 3}", *lines])
+
+
+def taught(counts: dict[str, dict[str, int]]) -> str:
+    """Domains that no row is judged of."""
+    return ", ".join(
+        f"{name} ({rows:,} rows)" for name, rows in counts[TRAIN].items() if rows and not counts[TEST][name]
+    )
 
 
 def table(part: dict[str, Any], trained: dict[str, int] | None) -> str:

@@ -1,4 +1,5 @@
-"""Trains the head and the trunk's low-rank updates: python -m recipes.decider.train OUT [--loss rlcd|ce] [--steps N].
+"""Trains the head and the trunk's low-rank updates: python -m recipes.decider.train OUT [--loss rlcd|ce] [--steps N],
+then the same with --cool.
 
 Two processes share each batch, one thread each: on two busy cores that is three times as fast as two threads that wait
 for each other, on two idle ones as fast. Everything is seeded; sums are taken in one order.
@@ -9,19 +10,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 from recipes.decider.checkpoint import SEED, head_tensors, write, write_fresh
-from recipes.decider.data import BUILD
-from recipes.decider.lora import add_updates, update_tensors
+from recipes.decider.data import BUILD, SHARES
+from recipes.decider.lora import add_updates, set_updates, update_tensors
 from recipes.decider.losses import SIGMA_FIRST, SIGMA_LAST, cross_entropy, policy_loss
-from recipes.decider.rows import TRAIN, read_rows
+from recipes.decider.rows import TRAIN, Row, read_rows
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils.rnn import pad_sequence
@@ -36,12 +41,15 @@ from heedful.weights.load_laya import load_laya
 
 PROCESSES = 2
 BATCH = 8
-STEPS = 2400
-HEAD_RATE, UPDATE_RATE = 4e-4, 4e-4
+STEPS, SCHEDULED = 5000, 8000
+"""The rate is that of a longer run, which is stopped; then it is cooled."""
+COOLING, COOLING_RATE = 800, 0.3
+"""Steps with a new optimizer, from this share of the rate straight down to nothing."""
+HEAD_RATE, UPDATE_RATE = 5e-4, 5e-4
 WARM_UP = 0.03
 WEIGHT_DECAY = 0.01
 CLIP = 1.0
-SAVE_EVERY = 200
+SAVE_EVERY = 1000
 SCORE = QUESTION_TYPES.index("score")
 
 
@@ -58,19 +66,31 @@ class Plan:
     domains: tuple[str, ...]
     """() for all."""
     out: Path
+    cools: bool
+    """Goes on from what lies at `out`."""
+
+    @property
+    def rate(self) -> Callable[[int], float]:
+        if self.cools:
+            return lambda step: COOLING_RATE * (1 - step / self.steps)
+        whole = SCHEDULED if self.steps == STEPS else self.steps
+        return lambda step: rate_share(step, whole)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--loss", choices=("rlcd", "ce"), default="rlcd")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--cool", action="store_true", help="the last steps, from the weights at OUT")
     parser.add_argument("--domains", nargs="*", default=[], help="train on these alone")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    write_fresh(asked.out)
+    if not asked.cool:
+        write_fresh(asked.out)
     with tempfile.TemporaryDirectory() as meeting:
-        plan = Plan(asked.loss, asked.steps, tuple(asked.domains), asked.out)
+        steps = asked.steps or (COOLING if asked.cool else STEPS)
+        plan = Plan(asked.loss, steps, tuple(asked.domains), asked.out, asked.cool)
         spawn(_work, (f"file://{meeting}/point", plan), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
 
 
@@ -83,14 +103,15 @@ def _work(rank: int, meeting: str, plan: Plan) -> None:
     assert isinstance(trunk, Bert), trunk
     torch.manual_seed(SEED)
     add_updates(trunk)
+    if plan.cools:
+        set_updates(trunk, load_file(plan.out / "model.safetensors"))
     network.head.requires_grad_(True)
     network.train()
     packer = LayaPacker(loaded.tokenizer, loaded.marks, loaded.layout)
-    examples = [
-        Example(packer.pack(row.typed(), packer.state(row.state)).sequence, row.target)
-        for row in read_rows(BUILD / f"{TRAIN}.jsonl")
-        if row.domain in plan.domains or not plan.domains
-    ]
+    rows = [row for row in read_rows(BUILD / f"{TRAIN}.jsonl") if row.domain in plan.domains or not plan.domains]
+    before = json.loads((plan.out / "train.json").read_text()) if plan.cools else {"steps": 0, "seconds": 0}
+    unread = islice(drawn(rows, SHARES), before["steps"] * BATCH, None)
+    examples = (Example(packer.pack(row.typed(), packer.state(row.state)).sequence, row.target) for row in unread)
 
     def save() -> None:
         tensors = {**head_tensors(network.head, loaded), **update_tensors(trunk)}
@@ -102,16 +123,30 @@ def _work(rank: int, meeting: str, plan: Plan) -> None:
         facts = {
             "loss": plan.loss,
             "domains": plan.domains,
-            "rows": len(examples),
+            "rows": len(rows),
             "batch": BATCH,
-            "steps": plan.steps,
-            "seconds": round(seconds),
+            "steps": before["steps"] + plan.steps,
+            "seconds": round(before["seconds"] + seconds),
         }
         (plan.out / "train.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
 
 
-def _fit(network: LayaNetwork, examples: list[Example], rank: int, plan: Plan, save: Callable[[], None]) -> float:
+def drawn(rows: Sequence[Row], shares: Mapping[str, int]) -> Iterator[Row]:
+    """Rows for ever: a domain as often as its share says, its own rows in turn, each time in a new order."""
+    rng, by_domain = random.Random(SEED), defaultdict(list)
+    for row in rows:
+        by_domain[row.domain].append(row)
+    weights = [shares[domain] for domain in by_domain]
+    waiting: dict[str, list[Row]] = {domain: [] for domain in by_domain}
+    while True:
+        (domain,) = rng.choices(list(by_domain), weights)
+        if not waiting[domain]:
+            waiting[domain] = rng.sample(by_domain[domain], len(by_domain[domain]))
+        yield waiting[domain].pop()
+
+
+def _fit(network: LayaNetwork, examples: Iterator[Example], rank: int, plan: Plan, save: Callable[[], None]) -> float:
     """Trains in place, and saves now and then; the seconds it took."""
     began = perf_counter()
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -124,16 +159,12 @@ def _fit(network: LayaNetwork, examples: list[Example], rank: int, plan: Plan, s
         fused=True,
     )
     steps = plan.steps
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_share(step, steps))
-    order = torch.Generator().manual_seed(SEED)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)
     noise = torch.Generator().manual_seed(SEED + rank)
-    waiting: list[int] = []
     tokens, running = 0, 0.0
     for step in range(steps):
-        if len(waiting) < BATCH:
-            waiting += torch.randperm(len(examples), generator=order).tolist()
-        batch, waiting = [examples[at] for at in waiting[:BATCH]], waiting[BATCH:]
-        own = sorted(batch, key=lambda one: len(one.sequence.ids))[rank::PROCESSES]
+        batch = sorted(islice(examples, BATCH), key=lambda one: len(one.sequence.ids))
+        own = [one for at, one in enumerate(batch) if (at % 4 in (0, 3)) == (rank == 0)]  # about as long as the other's
         sigma = SIGMA_FIRST + (SIGMA_LAST - SIGMA_FIRST) * step / steps
         loss, plain = _losses(network, own, plan.loss, sigma, noise)
         optimizer.zero_grad(set_to_none=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -19,10 +20,10 @@ from recipes.decider import packaged, rows
 from recipes.decider.checkpoint import head_tensors, write, write_fresh
 from recipes.decider.evaluate import interval, most_frequent
 from recipes.decider.generated import FEELINGS, INTENTS, TOPICS, generated_domains
-from recipes.decider.lora import ALPHA, RANK, LowRankLinear, add_updates, update_tensors
+from recipes.decider.lora import ALPHA, RANK, LowRankLinear, add_updates, set_updates, update_tensors
 from recipes.decider.losses import SAMPLES, SPHERICAL_WEIGHT, cross_entropy, policy_loss, rewards
 from recipes.decider.rows import HELD_OUT_WHOLE, Row, choice, noul, one_hot, split_of, take
-from recipes.decider.train import WARM_UP, rate_share
+from recipes.decider.train import COOLING, COOLING_RATE, SCHEDULED, STEPS, WARM_UP, Plan, rate_share
 
 from heedful.decide.calibrate import Calibration
 from heedful.decide.laya_input import LayaPacker
@@ -95,7 +96,9 @@ def test_generated_records_and_facts_are_answered_by_their_states() -> None:
 def test_sentiment_leaves_out_what_people_disagree_about() -> None:
     lines = "1\t3.1\tlovely\n2\t-2.0\tawful\n3\t0.7\thm\n4\t0.1\tit is a phone\n"
     made = list(packaged._sentiment("tweets", "message", {"x": lines.encode()}))
-    assert [row.state for row in made] == ["lovely", "awful", "it is a phone"]
+    assert list(dict.fromkeys(row.state for row in made)) == ["lovely", "awful", "it is a phone"]
+    asked = Counter(row.state for row in made)
+    assert all(asked[state] == (2 if split_of(state) == rows.TRAIN else 1) for state in asked)
 
 
 def test_conversations_are_read_with_continued_lines() -> None:
@@ -157,6 +160,15 @@ def test_the_rate_rises_then_falls_to_nothing() -> None:
     assert rates[-1] < 0.001
 
 
+def test_the_rate_goes_on_where_the_first_part_stopped_and_cools_to_nothing() -> None:
+    first, second = (Plan("ce", steps, (), Path(), cools) for steps, cools in ((STEPS, False), (COOLING, True)))
+    assert first.rate(STEPS - 1) == rate_share(STEPS - 1, SCHEDULED)
+    assert second.rate(0) == pytest.approx(first.rate(STEPS), abs=0.03) == COOLING_RATE
+    assert second.rate(COOLING // 2) == pytest.approx(COOLING_RATE / 2)
+    assert second.rate(COOLING) == 0
+    assert Plan("ce", 100, (), Path(), cools=False).rate(99) == rate_share(99, 100)
+
+
 def test_a_low_rank_update_is_the_sum_that_its_pairs_make() -> None:
     torch.manual_seed(1)
     linear = LowRankLinear(nn.Linear(8, 12), parts=3)
@@ -186,7 +198,12 @@ def test_what_was_trained_is_what_the_engine_loads(tmp_path: Path, minilm_dir: P
     sequences = [packer.pack(one, packer.state("Ivan's pet is dog.")).sequence for one in asked]
     with torch.no_grad():
         before, after = (torch.cat(question_logits(network, sequences)) for network in (trained, shipped))
+        going_on = make_laya(again.config, again.trunk, again.head, threads=1)
+        add_updates(going_on.trunk)
+        set_updates(going_on.trunk, load_file(tmp_path / "model.safetensors"))
+        resumed = torch.cat(question_logits(going_on, sequences))
     torch.testing.assert_close(before, after, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(before, resumed, atol=2e-4, rtol=1e-4)
     assert again.settings["temperature"] == [1.0, 2.0, 1.0]
 
 
