@@ -26,7 +26,7 @@ from heedful.train.low_rank import UpdatedBase
 from heedful.train.preference_store import has_reference, open_reference
 from heedful.train.preference_trainer import PreferenceTrainer
 from heedful.train.run_files import open_run, read_metrics
-from heedful.train.settings import TrainSettings, changed
+from heedful.train.settings import TrainSettings, by_name, changed
 from heedful.weights.export import export_hf
 from heedful.weights.load import load
 
@@ -186,7 +186,7 @@ def test_kill_9_and_resume(base: Path, pairs: Path, tmp_path: Path) -> None:
     settings = changed(preferring(base, pairs, optim__lr=0.01), {**LORA, "lora.dropout": 0.2})
     begin(tmp_path / "whole", settings, say=quiet)
     (tmp_path / "settings.json").write_text(json.dumps(settings.as_dict()))
-    command = [sys.executable, __file__, str(tmp_path / "run"), str(tmp_path / "settings.json")]
+    command = [sys.executable, __file__, "killed", str(tmp_path / "run"), str(tmp_path / "settings.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     reference = tmp_path / "run" / "data" / "train"
@@ -228,6 +228,27 @@ def test_a_dry_run_asks_the_base_of_two_steps_alone(base: Path, pairs: Path, tmp
     trainer.prepare(quiet, steps=2)
     assert math.isfinite(trainer.step().loss)
     assert math.isfinite(trainer.step().loss)
+
+
+# ---- more than one process
+
+
+def test_two_processes_compute_what_one_does(base: Path, pairs: Path, tmp_path: Path) -> None:
+    """Their weights cut by FSDP2; what the base thinks too is shared among them."""
+    settings = preferring(base, pairs, run__steps=3, optim__lr=0.02)
+    begin(tmp_path / "alone", settings, say=quiet)
+    (tmp_path / "settings.json").write_text(json.dumps(settings.as_dict()))
+    command = [sys.executable, __file__, "two", str(tmp_path / "two"), str(tmp_path / "settings.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    references = [open_reference(tmp_path / name / "data" / "train") for name in ("alone", "two")]
+    assert np.allclose(references[0], references[1], atol=1e-5)
+    rows = [[row for row in read_metrics(tmp_path / name) if "chosen_logp" in row] for name in ("alone", "two")]
+    assert len(rows[0]) == len(rows[1]) == 4, "three steps and a judgement"
+    for alone, two in zip(*rows, strict=True):
+        assert alone.keys() == two.keys()
+        for name in alone.keys() - {"judged_by", "preference_accuracy"}:  # at first the sign is that of rounding
+            assert two[name] == pytest.approx(alone[name], abs=2e-3, rel=1e-3), (alone["step"], name)
 
 
 # ---- rows
@@ -285,10 +306,16 @@ def test_settings_that_do_not_go_together(base: Path, pairs: Path) -> None:
     assert complete(preferring(base, pairs, lora__rank=4)).optim.lr == 5e-5
 
 
-def _main(folder: str, settings: str) -> None:
-    """A run that kills itself in its fourth step."""
+def _two(folder: Path, settings: TrainSettings) -> None:
+    from parallel_cases import in_processes
+
+    ended = in_processes(2, lambda: begin(folder, settings, say=quiet))
+    assert ended == [0, 0], ended
+
+
+def _killed(folder: Path, settings: TrainSettings) -> None:
+    """In its fourth step."""
     from heedful.train.learner import Learner
-    from heedful.train.settings import by_name
 
     original = Learner.step
 
@@ -298,9 +325,10 @@ def _main(folder: str, settings: str) -> None:
         return original(learner)
 
     Learner.step = step  # type: ignore[method-assign]
-    values = by_name(json.loads(Path(settings).read_text()))
-    begin(Path(folder), changed(TrainSettings(), values), say=quiet)
+    begin(folder, settings, say=quiet)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    what, folder, written = sys.argv[1:]
+    values = by_name(json.loads(Path(written).read_text()))
+    (_two if what == "two" else _killed)(Path(folder), changed(TrainSettings(), values))

@@ -49,7 +49,7 @@ def _row(line: bytes, where: str) -> PreferenceRow:
     except (ValueError, RecursionError) as error:
         raise BadParameter("--preferences", f"{where} is no JSON: {error}", _REMEDY) from None
     if not isinstance(found, dict) or not {"chosen", "rejected"} <= found.keys():
-        raise BadParameter("--preferences", f"{where} has not both chosen and rejected: {line[:60]!r}", _REMEDY)
+        raise BadParameter("--preferences", f"{where} has not both chosen and rejected: {str(found)[:60]}", _REMEDY)
     try:
         prompt, chosen, rejected = _parts(found, where)
     except BadParameter as error:
