@@ -7,20 +7,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from heedful.models.config import ModelConfig
-from heedful.models.decoder import Decoder
 from heedful.train import checkpoint as files
 from heedful.train.base import reopened
 from heedful.train.checkpoint import Arrays
-from heedful.train.network import fresh_decoder, hf_arrays, hf_tensors, matrix_parts, place
 from heedful.train.report import training_flops
 from heedful.train.run_files import RunFiles
 from heedful.train.shape import hf_config, model_config
 from heedful.weights import names
 from heedful.weights.safetensors_file import read_safetensors
 from heedful.weights.tensor import forget_pages
+
+if TYPE_CHECKING:
+    from heedful.models.decoder import Decoder
 
 
 class TrainedModel(Protocol):
@@ -65,18 +66,26 @@ class FreshModel:
     frozen_weights = frozen_bytes = 0
 
     def __init__(self, run: RunFiles) -> None:
+        from heedful.train.network import fresh_decoder
+
         self.config = model_config(run.settings.model, run.tokenizer.vocab_size)
         self.decoder = fresh_decoder(self.config, run.settings.run.seed)
         self._run = run
 
     @property
     def matrices(self) -> Mapping[str, list[int]]:
+        from heedful.train.network import matrix_parts
+
         return dict(matrix_parts(self.decoder))
 
     def weights(self) -> Arrays:
+        from heedful.train.network import hf_tensors
+
         return hf_tensors(self.decoder)
 
     def place(self, stored: Path) -> None:
+        from heedful.train.network import place
+
         place(self.decoder, names.from_hf(read_safetensors(stored), self.config))
 
     def documents(self) -> dict[str, bytes]:
@@ -99,6 +108,9 @@ class WholeBase:
     frozen_weights = frozen_bytes = 0
 
     def __init__(self, run: RunFiles) -> None:
+        from heedful.models.decoder import Decoder
+        from heedful.train.network import place
+
         assert run.base is not None, run.folder
         loaded = reopened(run.base)
         self.config = loaded.config
@@ -110,12 +122,18 @@ class WholeBase:
 
     @property
     def matrices(self) -> Mapping[str, list[int]]:
+        from heedful.train.network import matrix_parts
+
         return dict(matrix_parts(self.decoder))
 
     def weights(self) -> Arrays:
+        from heedful.train.network import hf_arrays
+
         return hf_arrays(self.decoder)
 
     def place(self, stored: Path) -> None:
+        from heedful.train.network import place
+
         place(self.decoder, names.from_hf(read_safetensors(stored), self.config))
 
     def documents(self) -> dict[str, bytes]:
