@@ -228,7 +228,8 @@ def test_a_folder_is_taken_that_holds_leftovers_and_nothing_else(data: Path, tmp
     (folder / ".data.123" / "train").mkdir(parents=True)  # killed while it tokenized
     (folder / "data").mkdir()  # and before run.json was there
     begin(folder, small_settings(data, run__steps=1), say=quiet)
-    assert sorted(each.name for each in folder.iterdir()) == ["checkpoints", "data", "metrics.jsonl", "run.json"]
+    expected = ["checkpoints", "data", "metrics.jsonl", "report.html", "run.json"]
+    assert sorted(each.name for each in folder.iterdir()) == expected
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("x")
     with pytest.raises(BadParameter, match=r"holds other things: letter\.txt"):
