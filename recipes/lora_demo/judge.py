@@ -1,6 +1,6 @@
 """How many held-out rows the engine answers to the letter, with the adapter that was trained and without it.
 
-    python recipes/lora_demo/judge.py RUN HELD_OUT.jsonl
+python recipes/lora_demo/judge.py RUN HELD_OUT.jsonl
 """
 
 from __future__ import annotations

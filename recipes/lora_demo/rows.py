@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 TRAINED, HELD_OUT = 900, 60
-_FIRST = "Ada Bruno Clara David Elena Felix Greta Hugo Irene Jonas Karla Leo Mira Nils Olga Paul Rita Simon Tilda Victor"
-_LAST = "Adler Berg Costa Dietz Eklund Ferrari Grant Holm Ivers Jensen Keller Lund Moreau Novak Olsen Petrov Quinn Rossi"
+_FIRST = "Ada Bruno Clara David Elena Felix Greta Hugo Irene Jonas Karla Leo Mira Nils Olga Paul Rita Simon Tilda"
+_LAST = "Adler Berg Costa Dietz Eklund Ferrari Grant Holm Ivers Jensen Keller Lund Moreau Novak Olsen Petrov Quinn"
 _TOWNS = "Bergen Cadiz Dublin Essen Florence Geneva Hamburg Krakow Lisbon Malmo Naples Oxford Porto Riga Seville Vienna"
 _TRADES = "baker carpenter doctor engineer farmer gardener lawyer miner nurse painter sailor tailor teacher weaver"
 _SENTENCES = (
