@@ -33,7 +33,11 @@ HeedfulError
     ├── McpServerDown           a server does not start, has ended, or is left alone after too many failures
     ├── McpTimeout              a call gave no sign of life for too long, or took too long altogether
     ├── McpUnknownTool          no server offers a tool of this name, or it is not to be used
-    └── McpCallFailed           a server refused a call, or answered what the protocol does not allow
+    ├── McpCallFailed           a server refused a call, or answered what the protocol does not allow
+    ├── McpBadArguments         a call's arguments are no JSON object, or not what the tool's schema says
+    ├── McpDenied               the policy, or the person who was asked, does not want a call
+    ├── McpRepeated             the same call for the third time in a turn
+    └── McpHandleError          a kept result is gone, or has nothing at the place that was asked for
 
 Contract violations inside heedful are `assert`s with the values, not members of this tree.
 """
@@ -248,3 +252,25 @@ class McpCallFailed(McpError):
     def __init__(self, server: str, tool: str, message: str, code: int | None = None) -> None:
         self.code = code
         super().__init__(f"{tool} of MCP server {server!r}: {message}")
+
+
+class McpBadArguments(McpError):
+    """`signature` is the tool's, for whoever wrote the arguments."""
+
+    exit_code = 2
+
+    def __init__(self, tool: str, what: str, signature: str) -> None:
+        self.signature = signature
+        super().__init__(f"arguments of {tool}: {what}", f"It takes: {signature}")
+
+
+class McpDenied(McpError):
+    pass
+
+
+class McpRepeated(McpError):
+    pass
+
+
+class McpHandleError(McpError):
+    exit_code = 2

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from heedful.mcp.approvals import Approvals
     from heedful.mcp.blocking import McpThread
+    from heedful.mcp.call import CallDone
     from heedful.mcp.catalog import Catalogue, NotOffered
     from heedful.mcp.config import McpConfig, ServerConfig
+    from heedful.mcp.handles import Handle
     from heedful.mcp.select import SchemaVisits, Selection
     from heedful.weights.load import LoadedModel
 
@@ -112,9 +114,21 @@ def call(
     trust: Trust = False,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Longest seconds; default: the file's.")] = None,
     as_json: AsJson = False,
+    full: Annotated[bool, typer.Option("--full", help="All of a long result on a terminal too.")] = False,
+    path: Annotated[str | None, typer.Option("--path", help="Only this of a JSON result: .rows[0:3].name")] = None,
+    grep: Annotated[str | None, typer.Option("--grep", help="Only lines with this text; * anything, | or.")] = None,
+    lines: Annotated[str | None, typer.Option("--lines", help="Only these lines, from 0: 0:20, -5:")] = None,
 ) -> None:
-    """Call one tool once and print its result. The exit status is 1 when the tool says that it has failed."""
+    """Call one tool once and print its result; on a terminal a long one in short. The arguments must be what the tool's
+    schema says. The exit status is 1 when the tool says that it has failed."""
+    if sum(each is not None for each in (path, grep, lines)) > 1:
+        raise BadParameter("--path", "stands alone: give one of --path, --grep and --lines")
+    span = None if lines is None else _span(lines)
     found, approvals = _read(config)
+    from heedful.mcp.call import ToolCaller
+    from heedful.mcp.handles import HandleStore
+    from heedful.mcp.results import Shower
+
     given = _arguments(sys.stdin.read() if arguments == "-" else arguments)
     only = type(found)({each.name: each for each in _chosen(found, [server])}, found.source)
     with _manager(only, approvals, trust) as manager:
@@ -122,13 +136,25 @@ def call(
         for problem in manager.manager.problems().values():
             raise problem
         wanted = catalogue.find(server, tool) or manager.manager.offered(catalogue, tool)
-        result = manager.call(wanted, given, on_progress=_print_progress, timeout_s=timeout)
-    if as_json:
-        print(json.dumps(result.model_dump(by_alias=True, mode="json", exclude_none=True)))
+        store = HandleStore()
+        caller = ToolCaller(manager.manager, Shower(store), approve=lambda *_: True)  # a person has typed it
+        done = manager.run(caller.call(wanted, given, on_progress=_print_progress, timeout_s=timeout))
+    if done.error is not None:
+        raise done.error
+    assert done.output is not None, done
+    for repair in done.record.repairs:
+        print(f"heedful: {_line(repair)}", file=sys.stderr)
+    if path is not None or grep is not None or span is not None:
+        _print_part(store.keep(done.output.value, source=done.record.tool), path, grep, span)
+    elif as_json:
+        sdk_result = done.result.model_dump(by_alias=True, mode="json", exclude_none=True) if done.result else {}
+        print(json.dumps({**sdk_result, "record": asdict(done.record)}))
+    elif sys.stdout.isatty() and not full and done.shown is not None and not done.shown.is_whole:
+        print(done.shown.text)
+        print("All of it: --full, or a part: --path, --grep, --lines", file=sys.stderr)
     else:
-        for block in result.content:
-            print(_block(block))
-    if result.is_error:
+        _print_blocks(done)
+    if done.output.is_error:
         raise typer.Exit(1)
 
 
@@ -264,6 +290,39 @@ def _arguments(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadParameter("ARGUMENTS", "must be a JSON object", """Like this: '{"name": "value"}'""")
     return value
+
+
+def _span(text: str) -> tuple[int | None, int | None]:
+    first, colon, last = text.partition(":")
+    try:
+        start, stop = (int(each) if each.strip() else None for each in (first, last))
+    except ValueError:
+        raise BadParameter("--lines", f"{text!r:.40} is no range", "Like this: 0:20, 100:, -5:") from None
+    return (start, stop) if colon or start is None else (start, start + 1 or None)
+
+
+def _print_part(handle: Handle, path: str | None, grep: str | None, span: tuple[int | None, int | None] | None) -> None:
+    if path is not None:
+        found = handle.path(path)
+        print(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
+    elif grep is not None:
+        matches = handle.grep(grep)
+        for match in matches.first:
+            print(f"{match.line}: {_line(match.excerpt)}")
+        print(f"{matches.total:,} lines, {len(matches.first):,} shown", file=sys.stderr)
+    elif span is not None:
+        print(handle.lines(*span))
+
+
+def _print_blocks(done: CallDone) -> None:
+    """All of a result, as its server sent it; on a terminal without what would move the cursor."""
+    from heedful.mcp.lint import visible
+
+    assert done.result is not None, done
+    for block in done.result.content:
+        print(visible(_block(block)) if sys.stdout.isatty() else _block(block))
+    if not done.result.content and done.result.structured_content is not None:
+        print(json.dumps(done.result.structured_content, ensure_ascii=False))
 
 
 def _print_progress(done: float, total: float | None, message: str | None) -> None:

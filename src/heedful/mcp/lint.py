@@ -93,6 +93,13 @@ def clean(text: str) -> str:
     return text[:MAX_TEXT_CHARS].strip()
 
 
+def visible(text: str) -> str:
+    """All of `text`, without hidden characters, and with control characters (tab and line end aside) as `\\x1b`."""
+    text = _HIDDEN.sub("", text.replace("\r\n", "\n"))
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+
+
 def cleaned_schema(schema: Any) -> Any:
     """A schema whose descriptions are clean."""
     if isinstance(schema, Mapping):
