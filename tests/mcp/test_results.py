@@ -18,7 +18,7 @@ from heedful.mcp.handles import HandleStore
 from heedful.mcp.json_path import at, parse_path
 from heedful.mcp.manager import McpManager
 from heedful.mcp.preview import shape
-from heedful.mcp.results import Budget, Shower, as_data, output_of
+from heedful.mcp.results import Budget, Shower, as_data, json_text, output_of
 from heedful.text.chat import ChatTemplate
 
 JSON = st.recursive(
@@ -183,7 +183,7 @@ def test_structured_content_or_text_and_never_both() -> None:
     assert output_of(result("text", structured={"result": "text"}), "t").value == "text"
     assert output_of(result("one", "two"), "t").value == "one\ntwo"
     shown = shower().shown(output_of(result('{"rows": [1, 2]}', structured=value), "shop__list"))
-    assert shown.text == '[data from shop__list]\n{"rows": [1, 2]}'
+    assert shown.text == '[data from shop__list]\n{"rows":[1,2]}'
     assert (shown.is_whole, shown.handles, shown.held_bytes, shown.held_tokens) == (True, (), 0, 0)
     failed = shower().shown(output_of(result("no such file", is_error=True), "fs__read"))
     assert failed.text == "[data from fs__read, which failed]\nno such file"
@@ -223,7 +223,8 @@ def test_whatever_comes_is_within_the_budget_and_all_there(value: Any, times: in
     assert words(shown.text) <= 200
     assert shown.tokens == words(shown.text)
     if shown.is_whole:
-        assert shown.text.partition("\n")[2] == as_data(json.dumps({"rows": rows}, ensure_ascii=False))
+        assert shown.text.partition("\n")[2] == as_data(json_text({"rows": rows}))
+        assert json.loads(json_text(rows)) == rows
     else:
         assert made.store.get(shown.handles[0].id).path(".rows") == rows
 

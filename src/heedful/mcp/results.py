@@ -11,10 +11,10 @@ to the model is flagged.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from heedful.errors import McpHandleError
@@ -104,9 +104,19 @@ def output_of(result: CallToolResult, source: str) -> ToolOutput:
     if result.structured_content is None:
         value = "\n".join(texts)
     kind: Kind = "text" if isinstance(value, str) else "json"
-    text = value if isinstance(value, str) else dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json_text(value)
     size = encoded_size(text) + sum(encoded_size(each.value) for each in attachments)
     return ToolOutput(source, kind, value, tuple(attachments), bool(result.is_error), text, size)
+
+
+def json_text(value: Any) -> str:
+    """On one line without spaces."""
+    import pydantic_core
+
+    try:
+        return pydantic_core.to_json(value).decode()  # a fifth of json's time
+    except ValueError:  # lone surrogates
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def as_data(text: str) -> str:

@@ -8,13 +8,14 @@ it, and stderr goes to a bounded tail instead of ours.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ TAIL_BYTES = 16 << 10
 CLOSE_S, GUARD_S = 2.0, 2.0
 """How long a server may take to end after its stdin has closed; and the guard to end it after that."""
 _PIPE_BYTES = 1 << 20
+_LONG_BYTES = 1 << 18
+_PASSES = 20
+"""Of the loop, in which the SDK takes a long message apart."""
 _HANDED_ON = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TMPDIR")
 _UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
 _GUARD = str(Path(__file__).with_name("guard.py"))
@@ -128,9 +132,13 @@ async def _read_messages(
     async with to_us:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for line in _lines(process.stdout, tail, max_bytes):
-                message = message_of(line, tail)
-                if message is not None:
-                    await to_us.send(message)
+                is_long = len(line) >= _LONG_BYTES
+                with _collector_paused(is_long):
+                    message = message_of(line, tail)
+                    if message is not None:
+                        await to_us.send(message)
+                    for _ in range(_PASSES if is_long else 0):
+                        await asyncio.sleep(0)
     lost()
     while await process.stdout.read(_PIPE_BYTES):
         pass  # nobody listens any more; the server must not hang on a full pipe while it ends
@@ -155,6 +163,7 @@ async def _lines(stdout: asyncio.StreamReader, tail: Tail, max_bytes: int) -> As
 def message_of(line: bytes, tail: Tail) -> SessionMessage | None:
     """The message that a line is; None for one that is none, which is kept in `tail`."""
     import mcp_types
+    import pydantic_core
     from mcp.shared.message import SessionMessage
 
     if not line.strip():
@@ -162,12 +171,29 @@ def message_of(line: bytes, tail: Tail) -> SessionMessage | None:
     adapter = mcp_types.jsonrpc_message_adapter
     if line.lstrip()[:1] == b"{":
         with suppress(ValueError):
-            return SessionMessage(adapter.validate_json(line, by_name=False))
+            if len(line) < _LONG_BYTES:
+                return SessionMessage(adapter.validate_json(line, by_name=False))
+            value = pydantic_core.from_json(line)  # once, not for each kind of message
+            return SessionMessage(adapter.validate_python(value, by_name=False))
         with suppress(ValueError, RecursionError):  # bytes that are no UTF-8, or escapes of lone surrogates
             value = _well_formed(json.loads(line.decode("utf-8", "replace")))
             return SessionMessage(adapter.validate_python(value, by_name=False))
     tail.add(line[:1000] + b"\n")
     return None
+
+
+@contextmanager
+def _collector_paused(is_long: bool) -> Iterator[None]:
+    """While a long message is read: the collector would go through all of its parts again and again, half of the time,
+    and JSON has no cycles to find."""
+    was_on = is_long and gc.isenabled()
+    if was_on:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _well_formed(value: Any) -> Any:
