@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pexpect
 import pytest
 
 SERVER = str(Path(__file__).parents[1] / "mcp" / "servers" / "hostile.py")
@@ -137,3 +138,35 @@ def test_select(heedful: Heedful, servers: Callable[..., Path], smollm2_path: Pa
     told = heedful("select", "echo this back to me", "--trust", "--embedder", "none", "-m", str(smollm2_path))
     assert "schema tokens of" in told.stderr
     assert "plain__echo" in told.stdout
+
+
+def test_parts_of_a_result(heedful: Heedful, servers: Callable[..., Path]) -> None:
+    servers(plain="plain")
+    given = json.dumps({"rows": [{"n": i, "name": f"row {i}"} for i in range(2000)]})
+    call = ["call", "plain", "echo", "-", "--trust"]
+    assert json.loads(heedful(*call, "--path", ".rows[-2:].n", stdin=given).stdout) == [1998, 1999]
+    found = heedful("call", "plain", "environment", "--trust", "--grep", "PYTHONUTF8")
+    assert found.stderr == "1 lines, 1 shown\n"
+    assert "PYTHONUTF8" in found.stdout
+    assert json.loads(heedful(*call, stdin=given).stdout) == json.loads(given), "a pipe gets all of it"
+    record = json.loads(heedful(*call, "--json", stdin=given).stdout)["record"]
+    assert (record["outcome"], record["result_bytes"]) == ("ok", len(given))
+    wrong = heedful(*call, "--path", ".row", stdin=given)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "Its keys: rows" in wrong.stderr
+    assert heedful(*call, "--lines", "a:b", stdin=given).returncode == 2
+    assert heedful(*call, "--lines", "1", "--grep", "x", stdin=given).returncode == 2
+
+
+def test_a_terminal_gets_a_long_result_in_short(tmp_path: Path, servers: Callable[..., Path]) -> None:
+    path = servers(plain="plain")
+    environment = {**os.environ, "HEEDFUL_DATA": str(tmp_path / "data")}
+    command = ["-m", "heedful", "mcp", "call", "plain", "big", '{"bytes": 100000}', "--trust", "--config", str(path)]
+    for more, longest in (([], 6_000), (["--full"], 110_000)):
+        terminal = pexpect.spawn(sys.executable, [*command, *more], env=environment, timeout=120, encoding="utf-8")
+        said = terminal.read()
+        terminal.close()
+        assert terminal.exitstatus == 0
+        assert said.count("x") > 2000
+        assert len(said) < longest
+        assert ("kept as h1" in said) == ("All of it: --full" in said) == (not more)
