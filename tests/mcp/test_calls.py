@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import QUICK
 from heedful.errors import McpBadArguments, McpCallFailed, McpDenied, McpRepeated, McpUnknownTool
-from heedful.mcp.arguments import Arguments, fitted, is_quick, parsed
+from heedful.mcp.arguments import Arguments, fitted, parsed
 from heedful.mcp.call import CallDone, ToolCaller
 from heedful.mcp.catalog import CatalogTool, ToolHints
 from heedful.mcp.config import McpConfig, ServerConfig, config_from_json
@@ -23,6 +23,7 @@ from heedful.mcp.handles import HandleStore
 from heedful.mcp.manager import McpManager
 from heedful.mcp.policy import lifetime_s, may_repeat, verdict
 from heedful.mcp.results import Budget, Shower
+from heedful.mcp.validate import has_more_values, is_quick
 
 Running = Callable[[Any], Any]
 Hostile = Callable[..., McpConfig]
@@ -260,6 +261,33 @@ def test_a_call_its_record_and_what_goes_wrong(both_eras: McpConfig, running: Ru
             assert "took longer than 0.3 s" in late.text
 
     running(work())
+
+
+def test_what_a_tool_promises_of_its_results(hostile: Hostile, running: Running) -> None:
+    async def work() -> None:
+        async with McpManager(hostile("promises", ours=ALLOWED), trust=True, patience=QUICK) as manager:
+            catalogue = await manager.catalogue()
+            schema = catalogue["bad__kept"].output_schema
+            assert schema is not None
+            assert schema["required"] == ["n"], "the catalogue, and what is agreed to, still have it"
+            calls = caller(manager)
+            done = {name: await calls.call(f"bad__{name}", {}) for name in ("kept", "broken", "slow", "many", "none")}
+            assert body(done["kept"]) == {"n": 1}
+            assert "not what its output schema says: n: 'one' is not of type 'integer'" in done["broken"].text
+            assert done["slow"].record.outcome == "ok", "its pattern would be tried for ever"
+            assert done["many"].record.outcome == "ok", "too many values to look at"
+            assert "output schema says: there is none" in done["none"].text
+
+    running(work())
+
+
+@given(JSON_OBJECT, st.integers(1, 30))
+def test_counting_values_stops_in_time(value: dict[str, Any], most: int) -> None:
+    def counted(each: Any) -> int:
+        inner = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        return 1 + sum(map(counted, inner))
+
+    assert has_more_values(value, most) == (counted(value) > most)
 
 
 def test_a_result_goes_from_tool_to_tool_without_the_model(hostile: Hostile, running: Running) -> None:

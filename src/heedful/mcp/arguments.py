@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heedful.errors import McpBadArguments
+from heedful.mcp.validate import schema_fault
 
 MAX_TEXT_CHARS = 1 << 20
 MAX_LITERAL_CHARS = 1 << 16
@@ -23,7 +24,6 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
 _COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
 _MAX_NESTING = 64
-_MAX_PATTERN_VALUE_CHARS = 128
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def fitted(arguments: Arguments, schema: Mapping[str, Any], tool: str, signature
     McpBadArguments naming the first fault."""
     repairs = list(arguments.repairs)
     values = _coerced(arguments.values, schema, "", repairs, 0)
-    fault = _fault(values, schema)
+    fault = schema_fault(values, schema)
     if fault:
         raise McpBadArguments(tool, fault, signature)
     return Arguments(values, tuple(repairs))
@@ -180,59 +180,3 @@ def _retyped(value: Any, kind: str) -> Any:
         except (ValueError, _Faulty):
             return value
     return value
-
-
-def _fault(values: Any, schema: Mapping[str, Any]) -> str:
-    """The first thing that is wrong, on one line; "" for nothing."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import best_match
-    from jsonschema.validators import extend
-
-    checked = extend(Draft202012Validator, {"pattern": _pattern})(_without_name_patterns(schema))
-    try:
-        error = best_match(checked.iter_errors(values))
-    except RecursionError:
-        return "they are nested too deep"
-    if error is None:
-        return ""
-    where = error.json_path.removeprefix("$").lstrip(".")[:80]
-    return " ".join(f"{f'{where}: ' if where else ''}{error.message}"[:200].split())
-
-
-def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Any:
-    """Python's matching can take exponential time, and the pattern is a stranger's: one that may is left to the
-    server, which checks its own arguments again."""
-    from jsonschema import ValidationError
-
-    if not isinstance(value, str) or len(value) > _MAX_PATTERN_VALUE_CHARS or not is_quick(pattern):
-        return
-    if not re.search(pattern, value):
-        yield ValidationError(f"{value!r:.60} does not match {pattern!r:.60}")
-
-
-def is_quick(pattern: str) -> bool:
-    """Few repetitions, none of a group, few alternatives: at worst the cube of a short value's length."""
-    plain = re.sub(r"\\.", "x", pattern, flags=re.DOTALL)
-    plain = re.sub(r"\[\^?\]?[^\]]*\]", "x", plain)
-    plain = plain.replace("(?", "(")
-    repeated_group = re.search(r"\)[*+{?]", plain)
-    few = sum(map(plain.count, "*+{")) <= 2 and plain.count("?") + plain.count("|") <= 6
-    return few and not repeated_group
-
-
-def _without_name_patterns(schema: Any) -> Any:
-    """Patterns of property names are the server's to check, and what depends on them."""
-    if isinstance(schema, list):
-        return [_without_name_patterns(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = dict(schema)
-    if "patternProperties" in found:
-        for key in ("patternProperties", "additionalProperties", "unevaluatedProperties"):
-            found.pop(key, None)
-    for key, each in found.items():
-        if key in ("properties", "dependentSchemas") and isinstance(each, Mapping):
-            found[key] = {name: _without_name_patterns(inner) for name, inner in each.items()}
-        elif key not in ("enum", "const", "default", "examples", "required"):
-            found[key] = _without_name_patterns(each)
-    return found

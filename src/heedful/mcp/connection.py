@@ -22,6 +22,7 @@ from heedful.errors import HeedfulError, McpCallFailed, McpServerDown, McpTimeou
 from heedful.mcp.config import ServerConfig
 from heedful.mcp.sift import MalformedTool, sifted
 from heedful.mcp.stdio import Tail, stdio_transport
+from heedful.mcp.validate import has_more_values, schema_fault
 from heedful.mcp.variables import ReadyHttp, Secrets, ready_launch
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class _Session:
     tools_changed: asyncio.Event
     malformed: list[MalformedTool]
     """Tools taken out of lists so far."""
+    output_schemas: dict[str, Any]
+    """Tool → what its structured content must be; the SDK does not know of it (sift.py)."""
 
 
 class Connection:
@@ -146,6 +149,7 @@ class Connection:
         session = await self._connected()
         session.tools_changed.clear()
         session.malformed.clear()
+        session.output_schemas.clear()
         tools: list[Tool] = []
         ttls: list[float] = []
         cursor: str | None = None
@@ -154,7 +158,9 @@ class Connection:
                 page = await asyncio.wait_for(
                     session.client.list_tools(cursor=cursor, cache_mode="bypass"), self.config.timeout_s
                 )
-            tools += page.tools
+            tools += [
+                tool.model_copy(update={"output_schema": session.output_schemas.get(tool.name)}) for tool in page.tools
+            ]
             if "ttl_ms" in page.model_fields_set and page.ttl_ms is not None:
                 ttls.append(page.ttl_ms / 1000)
             if page.next_cursor is None or page.next_cursor == cursor:
@@ -208,10 +214,21 @@ class Connection:
 
         with anyio.move_on_at(min(last, begun + idle_timeout_s)) as scope:
             async with self._failures_named(tool, session):
-                return await session.client.call_tool(tool, arguments, progress_callback=progressed)
+                result = await session.client.call_tool(tool, arguments, progress_callback=progressed)
+                self._check_output(tool, result, session.output_schemas.get(tool))
+                return result
         is_idle = scope.deadline < last
         limit_s = idle_timeout_s if is_idle else timeout_s
         raise McpTimeout(self.config.name, tool, limit_s, anyio.current_time() - begun, is_idle=is_idle)
+
+    def _check_output(self, tool: str, result: CallToolResult, schema: Any) -> None:
+        """Results of very many values are not checked (validate.py), nor those of a tool that has failed."""
+        value = result.structured_content
+        if schema is None or result.is_error or has_more_values(value):
+            return
+        fault = "there is none" if value is None else schema_fault(value, schema)
+        if fault:
+            raise self._refused(tool, f"its structured content is not what its output schema says: {fault}")
 
     async def close(self) -> None:
         """Ends the server; returns when it is gone."""
@@ -334,8 +351,6 @@ class Connection:
             raise self._refused(tool, error.message, error.code) from None
         except ValidationError as error:
             raise self._refused(tool, f"its answer is against the protocol: {_first_fault(error)}") from None
-        except RuntimeError as error:  # structured content that is not what the tool's output schema says
-            raise self._refused(tool, str(error).splitlines()[0]) from None
         except HeedfulError:
             raise
         except Exception as error:
@@ -366,6 +381,7 @@ async def _client(
     tail = prepare(ready.secrets)
     changed = asyncio.Event()
     malformed: list[MalformedTool] = []
+    schemas: dict[str, Any] = {}
 
     async def on_message(message: Any) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
@@ -377,13 +393,13 @@ async def _client(
 
         timeout = httpx2.Timeout(30.0, read=config.timeout_s + 30.0)
         async with httpx2.AsyncClient(headers=dict(ready.headers), timeout=timeout) as http:
-            transport: Any = sifted(streamable_http_client(ready.url, http_client=http), malformed)
+            transport: Any = sifted(streamable_http_client(ready.url, http_client=http), malformed, schemas)
             async with Client(transport, mode="auto", client_info=info, message_handler=on_message) as client:
-                yield _Session(client, lost, changed, malformed)
+                yield _Session(client, lost, changed, malformed, schemas)
         return
-    transport = sifted(stdio_transport(ready, tail, lost.set), malformed)
+    transport = sifted(stdio_transport(ready, tail, lost.set), malformed, schemas)
     async with Client(transport, mode="auto", client_info=info, message_handler=on_message) as client:
-        yield _Session(client, lost, changed, malformed)
+        yield _Session(client, lost, changed, malformed, schemas)
 
 
 async def _first(*awaitables: Awaitable[Any]) -> None:

@@ -1,4 +1,6 @@
-"""Takes malformed tools out of a server's list before the SDK sees it, for the SDK would refuse the whole list."""
+"""Takes out of a server's list, before the SDK sees it, malformed tools, for the SDK would refuse the whole list; and
+output schemas, for it would check results of any size, with the server's own patterns, while nothing else runs.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,30 @@ class MalformedTool:
 
 @asynccontextmanager
 async def sifted(
-    transport: AbstractAsyncContextManager[Any], malformed: list[MalformedTool]
+    transport: AbstractAsyncContextManager[Any], malformed: list[MalformedTool], output_schemas: dict[str, Any]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """The transport's streams; what is taken out of what comes in is added to `malformed`."""
+    """The transport's streams; what is taken out of what comes in is added to `malformed` and, by the tool's name, to
+    `output_schemas`."""
     async with transport as (reading, writing):
-        yield _Sifted(reading, malformed), writing
+        yield _Sifted(reading, malformed, output_schemas), writing
 
 
 class _Sifted:
     """A stream of the SDK's messages, as its ReadStream protocol has it."""
 
-    def __init__(self, stream: Any, malformed: list[MalformedTool]) -> None:
+    def __init__(self, stream: Any, malformed: list[MalformedTool], output_schemas: dict[str, Any]) -> None:
         self._stream = stream
         self._malformed = malformed
+        self._output_schemas = output_schemas
 
     async def receive(self) -> Any:
         message = await self._stream.receive()
         result = getattr(getattr(message, "message", None), "result", None)
         if isinstance(result, dict) and isinstance(result.get("tools"), list):
             self._malformed += sift(result)
+            for tool in result["tools"]:
+                if "outputSchema" in tool:
+                    self._output_schemas[tool["name"]] = tool.pop("outputSchema")
         return message
 
     def __aiter__(self) -> _Sifted:
