@@ -131,6 +131,12 @@ def test_json_is_read_by_rows_and_counted(value: Any) -> None:
         assert [json.loads(line) for line in handle.lines().split("\n") if line] == value
 
 
+def test_the_rows_of_an_object_are_lines_too() -> None:
+    handle = HandleStore().keep({"total": 2, "rows": [{"n": "tea"}, {"n": "Coffee"}], "none": []}, source="t")
+    assert handle.lines() == '"total": 2\n"rows": [\n{"n": "tea"}\n{"n": "Coffee"}\n]\n"none": []'
+    assert [(match.line, match.excerpt) for match in handle.grep("coffee").first] == [(3, '{"n": "Coffee"}')]
+
+
 # the store
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
@@ -62,14 +63,14 @@ class Handle:
 
     @cached_property
     def text(self) -> str:
-        """A text as it is; of an array one element a line, of an object one key."""
+        """A text as it is; of an array one element a line, of an object one key, its arrays by elements again."""
         if isinstance(self.value, str):
             return self.value
         encode = json.JSONEncoder(ensure_ascii=False).encode
         if isinstance(self.value, list):
             return "\n".join(map(encode, self.value))
         if isinstance(self.value, dict):
-            return "\n".join(f"{encode(str(key))}: {encode(each)}" for key, each in self.value.items())
+            return "\n".join(line for key, each in self.value.items() for line in _key_lines(encode(key), each, encode))
         return encode(self.value)
 
     @cached_property
@@ -77,8 +78,12 @@ class Handle:
         """The value; of a text that is JSON what it says. Raises McpHandleError for other texts."""
         if self.kind != "text":
             return self.value
+        import pydantic_core
+
         try:
-            return json.loads(self.value)
+            with suppress(ValueError):
+                return pydantic_core.from_json(self.value)  # a third of json's time
+            return json.loads(self.value)  # lone surrogates
         except (ValueError, RecursionError):
             raise McpHandleError(f"{self.id} is text and no JSON", "Read it by lines or grep.") from None
 
@@ -205,6 +210,15 @@ class HandleStore:
         now = self._clock()
         for handle in [each for each in self._handles.values() if each.until <= now]:
             del self._handles[handle.id]
+
+
+def _key_lines(key: str, value: Any, encode: Callable[[Any], str]) -> Iterator[str]:
+    if not isinstance(value, list) or not value:
+        yield f"{key}: {encode(value)}"
+        return
+    yield f"{key}: ["
+    yield from map(encode, value)
+    yield "]"
 
 
 def encoded_size(value: Any) -> int:
