@@ -90,7 +90,7 @@ def test_a_key_from_the_environment_is_asked_for(tiny: Path) -> None:
 
 
 def test_the_policy_of_the_command_line_is_everybodys(tiny: Path) -> None:
-    with running("-m", str(tiny), "--no-history", "--window", "70", "--sinks", "4") as (_, url, _said):
+    with running(str(tiny), "--no-history", "--window", "70", "--sinks", "4") as (_, url, _said):
         body = {"prompt": "a" * 200, "max_tokens": 2, "ignore_eos": True}
         receipt = httpx.post(f"{url}/v1/completions", json=body).json()["usage"]["heedful"]
         assert receipt["policy"]["sinks"] == 4

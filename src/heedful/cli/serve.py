@@ -35,6 +35,9 @@ KEY_VARIABLE = "HEEDFUL_API_KEY"
 
 
 def serve(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help="Models, as with -m.", show_default=False)
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", help="Alias, path, hf:org/name or wheel:…; may be given again."),
@@ -102,10 +105,11 @@ def serve(
 
     route_policy = _route_policy(router)
     routed_models = route_policy.local_models if route_policy else ()
-    models = tuple(dict.fromkeys([*(model or ([] if routed_models else [default_model])), *routed_models]))
+    asked = [*(models or []), *(model or [])] or ([] if routed_models else [default_model])
+    served = tuple(dict.fromkeys([*asked, *routed_models]))
     settings = ServerSettings(
-        models=models,
-        adapters=_adapters(adapter or [], models),
+        models=served,
+        adapters=_adapters(adapter or [], served),
         deciders=tuple(dict.fromkeys(decider or ())),
         host=host,
         port=_within("--port", port, 0, 65535),
