@@ -259,7 +259,7 @@ def test_the_receipt_as_json_has_the_public_names(tiny: LLM) -> None:
     receipt = tiny.generate("a" * 100, max_tokens=20).receipt.to_dict()
     assert set(receipt) == {
         *("model", "prompt_tokens", "cached_tokens", "output_tokens", "policy", "visits", "kv", "weights", "flops"),
-        *("seconds", "tokens_per_second", "energy", "quality", "guesses", "prefix"),
+        *("seconds", "tokens_per_second", "energy", "quality", "guesses", "prefix", "adapter"),
     }
     assert set(receipt["visits"]) == {"prefill", "decode", "total", "dense", "saved", "rejected", "recomputed"}
     assert set(receipt["visits"]["saved"]) == {"window", "pages", "prefix"}
