@@ -261,7 +261,7 @@ CHOICE = {"prompt": "a", "chosen": "b", "rejected": "c"}
     ("line", "message"),
     [
         ("{", "line 2 of .* is no JSON"),
-        ("[]", "line 2 of .* has not both chosen and rejected"),
+        ("[]", "line 2 of .* is no object"),
         (json.dumps({"prompt": "a", "chosen": "b"}), "line 2 of .* has not both"),
         (json.dumps({"chosen": "b", "rejected": "c"}), "line 2 of .* has no prompt"),
         (json.dumps(CHOICE | {"chosen": 3}), "line 2 of .* has chosen that are no list of messages"),

@@ -62,7 +62,7 @@ class OpenAISpec(TargetSpec):
     timeout_s: float = 60.0
     """Until the first piece of an answer, and again from each to the next."""
     retries: int = 2
-    breaker: BreakerLimits = BreakerLimits()  # noqa: RUF009  # frozen
+    breaker: BreakerLimits = field(default_factory=BreakerLimits)
     max_tokens: int | None = None
 
 
@@ -103,7 +103,7 @@ class Decision:
     """None: the default decider."""
     questions: tuple[Question, ...]
     timeout_s: float = 1.0
-    breaker: BreakerLimits = BreakerLimits()  # noqa: RUF009  # frozen
+    breaker: BreakerLimits = field(default_factory=BreakerLimits)
     calibration: Path | None = None
 
 

@@ -10,7 +10,6 @@ a chat of its own for each answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from heedful.errors import BadParameter, TemplateError
 from heedful.text.chat import ChatTemplate, Segment
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.vocabulary import END_TEXTS
+from heedful.train.json_rows import json_rows
 from heedful.train.token_store import ChatTokens
 
 _REMEDY = 'Every line is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}, or \
@@ -47,23 +47,11 @@ class ChatRow:
 
 def chat_rows(paths: Iterable[Path]) -> Iterator[ChatRow]:
     """Raises BadParameter, with the place, for a line that is no chat with an answer to a message before it."""
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _row(line, f"line {number:,} of {path}")
-        except OSError as error:
-            raise BadParameter("--chat", f"{path} cannot be read: {error.strerror}") from error
+    for found, where in json_rows(paths, "--chat", _REMEDY):
+        yield _row(found, where)
 
 
-def _row(line: bytes, where: str) -> ChatRow:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadParameter("--chat", f"{where} is no JSON: {error}", _REMEDY) from None
-    if not isinstance(found, dict):
-        raise BadParameter("--chat", f"{where} is no object: {str(found)[:60]}", _REMEDY)
+def _row(found: dict[str, Any], where: str) -> ChatRow:
     row = _with_messages(found, where)
     if not row.answers:
         raise BadParameter("--chat", f"{where} has no assistant's message, so nothing is to be learned", _REMEDY)

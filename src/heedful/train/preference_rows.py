@@ -6,7 +6,6 @@ would have to write itself, the end of its turn with it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from heedful.errors import BadParameter, TemplateError
 from heedful.train.chat_rows import ChatEncoder, ChatRow, as_messages, messages_of
+from heedful.train.json_rows import json_rows
 from heedful.train.token_store import ChatTokens
 
 _REMEDY = 'Every line is {"prompt": "…", "chosen": "…", "rejected": "…"}, each a text or a list of messages.'
@@ -33,22 +33,12 @@ class PreferenceRow:
 
 def preference_rows(paths: Iterable[Path]) -> Iterator[PreferenceRow]:
     """Raises BadParameter, with the place, for a line that is no prompt with two answers."""
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield _row(line, f"line {number:,} of {path}")
-        except OSError as error:
-            raise BadParameter("--preferences", f"{path} cannot be read: {error.strerror}") from error
+    for found, where in json_rows(paths, "--preferences", _REMEDY):
+        yield _row(found, where)
 
 
-def _row(line: bytes, where: str) -> PreferenceRow:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadParameter("--preferences", f"{where} is no JSON: {error}", _REMEDY) from None
-    if not isinstance(found, dict) or not {"chosen", "rejected"} <= found.keys():
+def _row(found: dict[str, Any], where: str) -> PreferenceRow:
+    if not {"chosen", "rejected"} <= found.keys():
         raise BadParameter("--preferences", f"{where} has not both chosen and rejected: {str(found)[:60]}", _REMEDY)
     try:
         prompt, chosen, rejected = _parts(found, where)
