@@ -136,7 +136,8 @@ def serve(
             **prefix_cache_from_options(prefix_cache, prefix_cache_size),
         },
     )
-    loader.load_first()
+    if models or model or routed_models or route_policy is None:  # else a front for others: no model of its own
+        loader.load_first()
     loader.find_deciders()
     warn_of_loss(settings.models[0], settings.policy)
     app = make_app(settings, loader.llm, loader.embedder, loader.decider, route_policy)
@@ -239,12 +240,12 @@ def _route_policy(path: Path | None) -> Policy | None:
     from heedful.decide.load import default_decider, find_decider
     from heedful.router.policy import OpenAISpec
     from heedful.router.policy_file import load_policy
-    from heedful.router.remote import OpenAITarget
+    from heedful.router.replicas import remote_target
 
     policy = load_policy(path)
     for spec in policy.targets.values():
         if isinstance(spec, OpenAISpec):
-            OpenAITarget(spec)  # before minutes of loading
+            remote_target(spec)  # before minutes of loading
     for name in policy.deciders(default_decider()):
         find_decider(name)
     return policy

@@ -58,6 +58,8 @@ class OpenAISpec(TargetSpec):
     base_url: str
     """As it stands in the file: ${VAR} is looked up when the target is made, and never shown."""
     model: str
+    endpoints: tuple[str, ...] = ()
+    """Several of them that answer alike, in the place of base_url, which is then the first."""
     api_key_env: str | None = None
     timeout_s: float = 60.0
     """Until the first piece of an answer, and again from each to the next."""

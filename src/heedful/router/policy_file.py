@@ -127,18 +127,15 @@ class _Reader:
         return DeciderSpec(**head, model=one.text("model"), question=question, say=say)
 
     def _openai(self, head: Mapping[str, Any], one: Section) -> TargetSpec:
-        url = one.text("base_url")
-        if not VARIABLE.search(url):
-            try:
-                Endpoint.parse(url, "/chat/completions")
-            except BadParameter as problem:
-                raise one.wrong("base_url", problem.message.partition(": ")[2], problem.remedy) from None
+        endpoints = self._endpoints(one) if one.has("endpoints") else ()
+        url = endpoints[0] if endpoints else self._url(one, "base_url", one.text("base_url"))
         variable = one.maybe_text("api_key_env")
         if variable is not None and not _WORD.fullmatch(variable):
             raise one.wrong("api_key_env", "must be the name of a variable, not the key itself")
         return OpenAISpec(
             **head,
             base_url=url,
+            endpoints=endpoints,
             model=one.text("model"),
             api_key_env=variable,
             timeout_s=one.number("timeout_s", 60.0, least=0.01, most=LONGEST_S),
@@ -146,6 +143,24 @@ class _Reader:
             breaker=_breaker(one),
             max_tokens=_max_tokens(one),
         )
+
+    def _endpoints(self, one: Section) -> tuple[str, ...]:
+        if one.has("base_url"):
+            raise one.wrong("endpoints", "does not go with base_url", "Put that URL among the endpoints.")
+        urls = one.texts("endpoints")
+        if not urls:
+            raise one.wrong("endpoints", "has none", "Name at least one URL.")
+        if len(set(urls)) < len(urls):
+            raise one.wrong("endpoints", "names one of them twice")
+        return tuple(self._url(one, "endpoints", url) for url in urls)
+
+    def _url(self, one: Section, key: str, url: str) -> str:
+        if not VARIABLE.search(url):
+            try:
+                Endpoint.parse(url, "/chat/completions")
+            except BadParameter as problem:
+                raise one.wrong(key, problem.message.partition(": ")[2], problem.remedy) from None
+        return url
 
     def _mcp(self, head: Mapping[str, Any], one: Section) -> TargetSpec:
         return McpSpec(

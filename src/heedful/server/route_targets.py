@@ -10,7 +10,7 @@ import msgspec
 
 from heedful.errors import PolicyError
 from heedful.router.policy import DeciderSpec, LocalSpec, McpSpec, OpenAISpec, TargetSpec
-from heedful.router.remote import OpenAITarget
+from heedful.router.replicas import remote_target
 from heedful.router.signals import JSON, Asked
 from heedful.router.target import Opened, Target, WholeAnswer
 from heedful.server.asks import ChatTurn
@@ -27,7 +27,7 @@ def make_target(spec: TargetSpec, state: ServerState) -> Target:
     if isinstance(spec, DeciderSpec):
         return DeciderTarget(spec, state)
     if isinstance(spec, OpenAISpec):
-        return OpenAITarget(spec)
+        return remote_target(spec)
     assert isinstance(spec, McpSpec), spec
     raise PolicyError(
         f"targets.{spec.name}.kind", "mcp is not served by this version", "Take a target of another kind."
