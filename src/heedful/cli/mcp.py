@@ -1,5 +1,5 @@
 """`heedful mcp`: the servers of a file, their tools, what was agreed to, one call, one selection. Results to stdout,
-what cannot be done to stderr.
+what cannot be done to stderr. `heedful mcp serve` is in mcp_serve.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from heedful.cli.mcp_serve import serve
 from heedful.errors import BadParameter, McpNotApproved, McpUnknownTool
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from heedful.mcp.select import SchemaVisits, Selection
     from heedful.weights.load import LoadedModel
 
-app = typer.Typer(help="Tools of MCP servers: list, approve, call, and choose the few that a request needs.")
+app = typer.Typer(help="Tools of MCP servers: list, approve, call, choose the few that a request needs; serve our own.")
+app.command("serve")(serve)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="JSON file with mcpServers.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Start what the file names without approval, in this run.")]

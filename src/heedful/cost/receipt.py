@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -153,6 +154,19 @@ class Receipt:
 def _short(number: float) -> str:
     """Two significant digits, without an exponent where there need be none."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def summed(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of receipts as JSON: numbers added up, at every depth; of what was held at most, the most; of the rest the first.
+    Rates, which add up to nothing, are left out."""
+    total = {key: value for key, value in receipts[0].items() if key != "tokens_per_second"}
+    for key, first in total.items():
+        values = [receipt[key] for receipt in receipts]
+        if isinstance(first, Mapping) and all(isinstance(value, Mapping) for value in values):
+            total[key] = summed(values)
+        elif isinstance(first, int | float) and not isinstance(first, bool):
+            total[key] = max(values) if key.endswith("_peak") else sum(values)
+    return total
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import Any
 
+from heedful.cost.receipt import summed
 from heedful.decide.answer import Answer, Answers
 from heedful.decide.chat_prompt import prompt_text
 from heedful.decide.decider import DecisionModel
@@ -136,19 +137,7 @@ def _whole(name: str, parts: ListLike[Answers]) -> Decision:
     return Decision(
         name,
         {key: answer for part in parts for key, answer in part.answers.items()},
-        _summed([part.receipt.to_dict() for part in parts]),
+        summed([part.receipt.to_dict() for part in parts]),
         sum(part.receipt.prompt_tokens for part in parts),
         sum(part.receipt.output_tokens for part in parts),
     )
-
-
-def _summed(receipts: ListLike[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers added up, at every depth; of the rest the first."""
-    total = dict(receipts[0])
-    for key, first in total.items():
-        values = [receipt[key] for receipt in receipts]
-        if isinstance(first, Mapping):
-            total[key] = _summed(values)
-        elif isinstance(first, int | float) and not isinstance(first, bool):
-            total[key] = sum(values)
-    return total

@@ -1,0 +1,112 @@
+"""Files that a caller may name, and no others: those under the roots that whoever started the server has named.
+
+A path is walked from its root, folder by folder, each opened without following links, so that nothing that is swapped
+meanwhile leads out; `..` and symbolic links are refused, wherever they would lead.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from heedful.errors import BadParameter
+
+MAX_FILE_BYTES = 4 << 20
+_IN_FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+"""Without waiting: a pipe in the place of a file would hold everybody up."""
+
+
+class Roots:
+    """`folders` are what they are at the start, links in their own paths followed then. Raises BadParameter for one
+    that is no folder."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise BadParameter("--root", f"{folder} is no folder")
+        self.folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+
+    def __bool__(self) -> bool:
+        return bool(self.folders)
+
+    @property
+    def shown(self) -> str:
+        return ", ".join(map(str, self.folders))
+
+    def read_text(self, name: str) -> str:
+        """`name`: absolute and under a root, or relative to one. Raises BadParameter, which says nothing of what is
+        elsewhere."""
+        return _text(self._read(_checked(name)), name)
+
+    def _read(self, path: PurePosixPath) -> bytes:
+        found: BadParameter | None = None
+        for root in self.folders:
+            if path.is_absolute() and not path.is_relative_to(root):
+                continue
+            relative = path.relative_to(root) if path.is_absolute() else path
+            try:
+                return _read_under(root, relative.parts)
+            except BadParameter as error:
+                found = error
+        raise found or BadParameter("path", "is under none of the allowed folders", f"They are: {self.shown}.")
+
+
+def _checked(name: str) -> PurePosixPath:
+    if not name.strip() or "\0" in name or len(name) > 4096:
+        raise BadParameter("path", "is no path")
+    path = PurePosixPath(name)
+    if ".." in path.parts:
+        raise BadParameter("path", "has .. in it, which is not followed", "Name the file from its folder on.")
+    return path
+
+
+def _read_under(root: Path, parts: Sequence[str]) -> bytes:
+    if not parts:
+        raise BadParameter("path", "is a folder", "Name a file in it.")
+    shown = "/".join(parts)[:200]
+    opened = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, _IN_FOLDER, dir_fd=opened)
+            os.close(opened)
+            opened = inner
+        file = os.open(parts[-1], _FILE, dir_fd=opened)
+    except OSError as error:
+        # ELOOP, and ENOTDIR on the way, are what a link is refused with; where it leads is nobody's business
+        raise BadParameter("path", f"{shown} cannot be opened: {_why(error)}") from None
+    finally:
+        os.close(opened)
+    with open(file, "rb") as reader:
+        facts = os.fstat(reader.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise BadParameter("path", f"{shown} is no regular file")
+        data = reader.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise BadParameter("path", f"{shown} has over {MAX_FILE_BYTES:,} bytes", "Split it, or name a smaller one.")
+    return data
+
+
+def _why(error: OSError) -> str:
+    import errno
+
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link, and none is followed"
+    if error.errno == errno.ENOTDIR:
+        return "a part of its path is no folder, or a symbolic link, and none is followed"
+    return str(error.strerror)
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start:,}"
+        raise BadParameter("path", f"{name[:200]} is not UTF-8 text ({where})", "Convert it first.") from None
+    if "\0" in text:
+        raise BadParameter("path", f"{name[:200]} is no text: it holds zero bytes")
+    if not text.strip():
+        raise BadParameter("path", f"{name[:200]} is empty")
+    return text

@@ -1,0 +1,116 @@
+"""A summary of a text of any length by a model that sees little at a time: notes on each piece, then a summary of the
+notes, of which there may be several rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from heedful.errors import BadParameter
+
+if TYPE_CHECKING:
+    from heedful.engine.answer import Completion
+
+MAX_PIECE_TOKENS = 1500
+"""Attention over a piece costs its square, and small models keep less in mind than they can read."""
+NOTE_TOKENS = 96
+MIN_ROOM = 2 * NOTE_TOKENS
+"""Else a round of notes would not be shorter than what it is about."""
+
+Write = Callable[[str, int], Awaitable["Completion"]]
+"""(prompt, most tokens)"""
+Count = Callable[[str], int]
+Report = Callable[[float, float, str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Summary:
+    text: str
+    tokens: int
+    """Of the whole text."""
+    pieces: int
+    finish_reason: str
+    receipts: tuple[Mapping[str, Any], ...]
+
+
+class Summarizer:
+    """`room`: tokens of text that fit into a prompt."""
+
+    def __init__(self, write: Write, count: Count, room: int, report: Report) -> None:
+        if room < MIN_ROOM:
+            raise BadParameter("max_tokens", f"leaves {max(0, room)} tokens of context for the text", "Ask for fewer.")
+        self._write = write
+        self._count = count
+        self._room = min(room, MAX_PIECE_TOKENS)
+        self._report = report
+
+    async def summary(self, text: str, most_tokens: int, focus: str | None) -> Summary:
+        pieces = split(text, self._room, self._count)
+        tokens, num_pieces = sum(self._count(piece) for piece in pieces), len(pieces)
+        rounds, done = steps(num_pieces, self._room), 0
+        receipts: list[Mapping[str, Any]] = []
+        while len(pieces) > 1:
+            notes = []
+            for number, piece in enumerate(pieces, 1):
+                await self._report(done, rounds, f"piece {number} of {len(pieces)}")
+                completion = await self._write(_of_piece(piece, focus), NOTE_TOKENS)
+                receipts.append(completion.receipt.to_dict())
+                notes.append(completion.text.strip())
+                done += 1
+            pieces = split("\n\n".join(notes), self._room, self._count)
+        await self._report(done, rounds, "writing the summary")
+        last = await self._write(_of_all(pieces[0], focus, is_notes=num_pieces > 1), most_tokens)
+        receipts.append(last.receipt.to_dict())
+        return Summary(last.text.strip(), tokens, num_pieces, last.finish_reason, tuple(receipts))
+
+
+def split(text: str, most_tokens: int, count: Count) -> list[str]:
+    """Pieces of whole lines, as long as they may be; a line that is longer alone is cut into equal parts."""
+    pieces: list[str] = []
+    piece, piece_tokens = "", 0
+    for line in _short_lines(text, most_tokens, count):
+        tokens = count(line)
+        if piece and piece_tokens + tokens > most_tokens:
+            pieces.append(piece)
+            piece, piece_tokens = "", 0
+        piece += line
+        piece_tokens += tokens
+    return [*pieces, piece] if piece.strip() or not pieces else pieces
+
+
+def _short_lines(text: str, most_tokens: int, count: Count) -> list[str]:
+    found: list[str] = []
+    for line in text.splitlines(keepends=True):
+        parts = 1
+        while True:
+            size = -(-len(line) // parts)
+            cut = [line[start : start + size] for start in range(0, len(line), size)]
+            if size == 1 or all(count(part) <= most_tokens for part in cut):
+                found += cut
+                break
+            parts *= 2
+    return found
+
+
+def steps(pieces: int, room: int) -> int:
+    """Answers that are written for so many pieces, at most."""
+    total = 1
+    while pieces > 1:
+        total += pieces
+        pieces = -(-pieces * (NOTE_TOKENS + 2) // room) if room >= MIN_ROOM else 1
+    return total
+
+
+def _of_piece(piece: str, focus: str | None) -> str:
+    return f"Say in two or three sentences what this part of a longer text says{_about(focus)}.\n\n{piece}"
+
+
+def _of_all(text: str, focus: str | None, *, is_notes: bool) -> str:
+    what = "the text that these notes, in order, are about" if is_notes else "this text"
+    return f"Write a summary of {what}{_about(focus)}.\n\n{text}"
+
+
+def _about(focus: str | None) -> str:
+    return f" about {focus}" if focus else ""
