@@ -86,6 +86,22 @@ def test_replicas_differ_by_no_more_than_a_prompt(prefixes: list[int], num_block
         assert max(loads) - min(loads) <= work.prompt + work.output
 
 
+def test_a_beginning_that_all_have_costs_nobody_a_wait() -> None:
+    """However few replicas are looked at because of it."""
+    affinity = Affinity(NAMES, most_holders=1)
+    blocks, work = chained([b"p"] * 8), Work(512 + 60, 40)
+    seen: list[str] = []
+    for _ in NAMES:  # one after the other gets so much to do that the next has to compute the beginning too
+        for _ in range(9):
+            placement = affinity.choose(blocks, work)
+            affinity.begin(placement, blocks)
+        seen.append(placement.replica)
+    assert set(seen) == set(NAMES)
+    loads = [affinity.load(name) for name in NAMES]
+    after = affinity.choose(blocks, work)
+    assert (affinity.load(after.replica), after.shared_tokens) == (min(loads), 512)
+
+
 def test_the_same_calls_give_the_same_choices() -> None:
     def run() -> list[str]:
         draw, affinity, chosen = random.Random(5), Affinity(NAMES), []

@@ -33,7 +33,7 @@ BLOCK_BYTES = 256
 MOST_BLOCKS = 4_096
 """Of a replica that are remembered: 262,144 tokens, some 32 contexts of 8,192."""
 MOST_HOLDERS = 8
-"""Replicas that are remembered for a block, the newest ones; a beginning that all have needs no affinity."""
+"""Replicas that are looked at because of a block, those that were sent it last."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Affinity(Generic[Replica]):
         self._blocks: dict[Replica, OrderedDict[int, None]] = {}
         """By replica, the one to be forgotten first at the front."""
         self._holders: dict[int, OrderedDict[Replica, None]] = {}
-        """The same pairs by block; of a block the replica that was sent it last at the end."""
+        """By block, the few replicas of those that have it that were sent it last, the last one at the end."""
         self._by_load: list[tuple[int, int, Replica]] = []
         """A heap of (load, turn, replica), outdated ones among them."""
         for replica in replicas:
@@ -144,11 +144,10 @@ class Affinity(Generic[Replica]):
     def choose(self, blocks: Sequence[int], work: Work, among: Collection[Replica] | None = None) -> Placement[Replica]:
         """`among`: those that may be asked, at least one; None: all of them. Changes nothing that is remembered."""
         assert self._load if among is None else among, "no replica to choose from"
-        shared = self._shared_by_holder(blocks)
+        idlest = self._idlest() if among is None else min(among, key=lambda r: (self._load[r], self._turn[r]))
+        shared = {idlest: self.shared_tokens(idlest, blocks), **self._shared_by_holder(blocks)}
         if among is not None:
             shared = {replica: tokens for replica, tokens in shared.items() if replica in among}
-        idlest = self._idlest() if among is None else min(among, key=lambda r: (self._load[r], self._turn[r]))
-        shared.setdefault(idlest, 0)
 
         def cost(replica: Replica) -> tuple[int, int, int]:
             tokens = min(shared[replica], work.prompt)
@@ -194,14 +193,13 @@ class Affinity(Generic[Replica]):
         holders[replica] = None
         holders.move_to_end(replica)
         if len(holders) > self._most_holders:
-            oldest, _ = holders.popitem(last=False)
-            del self._blocks[oldest][block]
+            holders.popitem(last=False)
 
     def _drop_holder(self, block: int, replica: Replica) -> None:
-        holders = self._holders[block]
-        del holders[replica]
+        holders = self._holders.get(block, OrderedDict())
+        holders.pop(replica, None)
         if not holders:
-            del self._holders[block]
+            self._holders.pop(block, None)
 
     # ---- Who has least to do --------------------------------------------------------------------------------------
 
