@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as ListLike
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from heedful import hardware
 from heedful.cache.disk import DiskTier
@@ -30,6 +30,9 @@ from heedful.sampling.sampler import Sampled
 from heedful.weights.adapter import Adapter, load_adapter
 from heedful.weights.load import LoadedModel, load
 from heedful.weights.source_names import default_model
+
+if TYPE_CHECKING:
+    from heedful.sampling.grammar import Grammar
 
 log = logging.getLogger("heedful")
 
@@ -217,11 +220,11 @@ class LLM:
         head = ids[:1] if ids[0] == self.tokenizer.bos_id and room > 1 else []
         return head + ids[len(head) - room :]
 
-    def open_inbox(self, request: Request) -> tuple[Sequence, deque[Sampled]]:
+    def open_inbox(self, request: Request, grammar: Grammar | None = None) -> tuple[Sequence, deque[Sampled]]:
         """Queue a request; its tokens arrive in the deque, whichever stream makes the engine step."""
         with self._lock:
             self._end_abandoned()
-            sequence = self.engine.add(request)
+            sequence = self.engine.add(request, grammar)
             self._inboxes[sequence] = deque()
             return sequence, self._inboxes[sequence]
 
@@ -280,12 +283,23 @@ class LLM:
 class TextStream:
     """An answer as it comes. Iterate for Pieces; afterwards `.completion` holds all of it."""
 
-    def __init__(self, llm: LLM, request: Request, *, dropped_tokens: int, continues: bool) -> None:
-        """`continues`: the answer goes on in the middle of the prompt's text, as against a new turn."""
+    def __init__(
+        self,
+        llm: LLM,
+        request: Request,
+        *,
+        dropped_tokens: int,
+        continues: bool,
+        grammar: Grammar | None = None,
+        kept_special: frozenset[int] = frozenset(),
+    ) -> None:
+        """`continues`: the answer goes on in the middle of the prompt's text, as against a new turn. `grammar`: the
+        answer is in it. `kept_special`: control tokens whose text is kept in the answer's."""
         self._llm = llm
         self._completion: Completion | None = None
-        self._sequence, self._inbox = llm.open_inbox(request)
-        decoder = llm.tokenizer.stream(continues=continues)
+        self._sequence, self._inbox = llm.open_inbox(request, grammar)
+        kept = {"kept_special": kept_special} if kept_special else {}
+        decoder = llm.tokenizer.stream(continues=continues, **kept)
         self._answer = Answer(self._sequence, decoder, dropped_tokens=dropped_tokens)
         # a stream that nobody iterates over must not run on; no lock is taken while garbage is collected
         self._drop = weakref.finalize(self, llm.abandoned.append, self._sequence)
