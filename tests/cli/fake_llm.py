@@ -75,7 +75,7 @@ class WordTokenizer:
             self._texts.append(text)
         return self._texts.index(text)
 
-    def stream(self, *, continues: bool) -> WordDecoder:
+    def stream(self, *, continues: bool, kept_special: frozenset[int] = frozenset()) -> WordDecoder:
         return WordDecoder(self._texts)
 
 

@@ -298,8 +298,7 @@ class TextStream:
         self._llm = llm
         self._completion: Completion | None = None
         self._sequence, self._inbox = llm.open_inbox(request, grammar)
-        kept = {"kept_special": kept_special} if kept_special else {}
-        decoder = llm.tokenizer.stream(continues=continues, **kept)
+        decoder = llm.tokenizer.stream(continues=continues, kept_special=kept_special)
         self._answer = Answer(self._sequence, decoder, dropped_tokens=dropped_tokens)
         # a stream that nobody iterates over must not run on; no lock is taken while garbage is collected
         self._drop = weakref.finalize(self, llm.abandoned.append, self._sequence)
