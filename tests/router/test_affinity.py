@@ -43,11 +43,14 @@ def test_it_chooses_what_comparing_all_prompts_would(asked: list[tuple[list[byte
         blocks, tokens = chained(prompt), 10 * len(prompt) + rest
         placement = affinity.choose(blocks, Work(tokens, 7))
         assert (placement.replica, placement.shared_tokens) == told.choice(prompt, tokens, 10)
-        assert placement.load == tokens - placement.shared_tokens + 7
+        assert (placement.load, placement.output) == (tokens - placement.shared_tokens + 7, 7)
         affinity.begin(placement, blocks)
         told.prompts[placement.replica].append(prompt)
         told.load[placement.replica] += placement.load
         told.turn[placement.replica] = len(NAMES) + i
+        if rest % 2:
+            told.load[placement.replica] -= placement.load - 7
+            placement = affinity.answering(placement)
         open_.append(placement)
         if is_over:
             ended = open_.pop(0)
@@ -124,7 +127,7 @@ def test_only_those_that_may_be_asked() -> None:
     first = affinity.choose(blocks, Work(300))
     affinity.begin(first, blocks)
     affinity.end(first)
-    assert affinity.choose(blocks, Work(300)) == Placement(first.replica, 256, 44, first.member_since)
+    assert affinity.choose(blocks, Work(300)) == Placement(first.replica, 256, 44, 0, first.member_since)
     others = {name for name in NAMES if name != first.replica}
     away = affinity.choose(blocks, Work(300), others)
     assert away.replica in others

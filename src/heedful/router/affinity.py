@@ -3,9 +3,11 @@
     affinity = Affinity(["a", "b"])
     blocks = blocks_of(prompt_bytes)
     placement = affinity.choose(blocks, Work(prompt=900, output=100))
-    affinity.begin(placement, blocks)       # and, when it has been answered or has failed, affinity.end(placement)
+    affinity.begin(placement, blocks)
+    placement = affinity.answering(placement)   # its first token is there
+    affinity.end(placement)                     # it has been answered, or has failed
 
-A replica costs the tokens that it has been sent and not answered, and those of the prompt that it would have to
+A replica costs the tokens that it has been sent and not computed yet, and those of the prompt that it would have to
 compute: the cheapest one is chosen. So a shared beginning is worth as many tokens of waiting as it has, and no more:
 replicas never differ by more than the longest beginning, however popular it is. (Dynamo's router weighs the same two;
 SGLang's and Ray's have thresholds in their place.)
@@ -20,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -50,7 +52,9 @@ class Placement(Generic[Replica]):
     shared_tokens: int
     """Of the prompt's beginning, that the replica was sent before."""
     load: int
-    """Tokens that it adds to the replica's, until it ends."""
+    """Tokens that it is of the replica's load."""
+    output: int
+    """Of them, those of its answer."""
     member_since: int
     """Of the replica: a later one of the same name has none of this load."""
 
@@ -113,7 +117,7 @@ class Affinity(Generic[Replica]):
         return sum(map(len, self._blocks.values()))
 
     def load(self, replica: Replica) -> int:
-        """Tokens that it was sent and has not answered yet."""
+        """Tokens that it was sent and has not computed yet, as far as it is known."""
         return self._load[replica]
 
     def add(self, replica: Replica) -> None:
@@ -155,7 +159,7 @@ class Affinity(Generic[Replica]):
 
         chosen = min(shared, key=cost)
         tokens = min(shared[chosen], work.prompt)
-        return Placement(chosen, tokens, work.prompt - tokens + work.output, self._since[chosen])
+        return Placement(chosen, tokens, work.prompt - tokens + work.output, work.output, self._since[chosen])
 
     def begin(self, placement: Placement[Replica], blocks: Sequence[int]) -> None:
         """It is sent there: until end(placement) it is load; the blocks will be found there."""
@@ -171,11 +175,19 @@ class Affinity(Generic[Replica]):
             block, _ = held.popitem(last=False)
             self._drop_holder(block, replica)
 
+    def answering(self, placement: Placement[Replica]) -> Placement[Replica]:
+        """Its prompt has been computed: from now on it is this placement, whose load is that of the answer."""
+        self._take_off(placement, placement.load - placement.output)
+        return replace(placement, load=placement.output)
+
     def end(self, placement: Placement[Replica]) -> None:
         """It has been answered, or nobody waits for it any more. Once a begin()."""
+        self._take_off(placement, placement.load)
+
+    def _take_off(self, placement: Placement[Replica], tokens: int) -> None:
         replica = placement.replica
         if self._since.get(replica) == placement.member_since:
-            self._load[replica] -= placement.load
+            self._load[replica] -= tokens
             assert self._load[replica] >= 0, (replica, placement)
             self._push(replica)
 

@@ -91,17 +91,18 @@ class ReplicatedTarget:
         self, placement: Placement[str], blocks: tuple[int, ...], asked: Asked, held: AsyncExitStack
     ) -> Opened:
         self.affinity.begin(placement, blocks)
-        try:
-            async with AsyncExitStack() as mine:
-                mine.callback(self.affinity.end, placement)
+        async with AsyncExitStack() as mine:
+            try:
                 opened = await self.endpoints[placement.replica].open(asked, mine)
-                held.push_async_exit(mine.pop_all())
-        except TargetFailed as error:
-            self._note(placement.replica, error)
-            raise
+            except BaseException as error:
+                self.affinity.end(placement)
+                self._note(placement.replica, error)
+                raise
+            mine.callback(self.affinity.end, self.affinity.answering(placement))
+            held.push_async_exit(mine.pop_all())
         return _Watched(opened, lambda error: self._note(placement.replica, error))
 
-    def _note(self, replica: str, error: TargetFailed) -> None:
+    def _note(self, replica: str, error: BaseException) -> None:
         """What breaks off or cannot be reached comes back with nothing in its cache."""
         import httpx
 
