@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from heedful.cli.adapter_option import Adapter, adapter_from_option
 from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
+from heedful.cli.tool_options import DEFAULT_EMBEDDER, Mcp, McpTrust, ToolEmbedder
 from heedful.errors import BadParameter, HeedfulError, TemplateError
 from heedful.weights.source_names import default_model
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from heedful.cli.message_input import MessageReader
     from heedful.cli.terminal import LiveTerminal, Screen
     from heedful.engine.llm import LLM
+    from heedful.mcp.catalog import CatalogTool
     from heedful.request import CachePolicy
 
 MOST_ANSWER_TOKENS = 1024
@@ -58,6 +62,12 @@ def chat(
     prefix_cache_size: PrefixCacheSize = "2GB",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier chat.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep nothing of this chat.")] = False,
+    mcp: Mcp = None,
+    mcp_trust: McpTrust = False,
+    tool_embedder: ToolEmbedder = DEFAULT_EMBEDDER,
+    receipts: Annotated[
+        bool | None, typer.Option("--receipts/--no-receipts", help="What each answer cost; default: on a terminal.")
+    ] = None,
 ) -> None:
     """Talk with a model: answers as they come, with what they cost. /help, once there, lists the commands.
 
@@ -82,7 +92,7 @@ def chat(
         conversation = _conversation(llm, sampling, system, adapter, history, screen)
         if stored is not None and history is not None:
             conversation.resume(stored, history.messages(stored.id))
-        _talk(conversation, screen)
+        _talk(conversation, screen, mcp, trust=mcp_trust, embedder=tool_embedder, receipts=receipts)
     finally:
         if history is not None:
             history.close()
@@ -192,16 +202,32 @@ def _conversation(
     )
 
 
-def _talk(conversation: Conversation, screen: Screen) -> None:
+def _talk(
+    conversation: Conversation, screen: Screen, mcp: Path | None, *, trust: bool, embedder: str, receipts: bool | None
+) -> None:
     from heedful.cli.chat_loop import ChatLoop
     from heedful.cli.message_input import stdin_is_typed
+    from heedful.cli.tool_options import agree, opened_tools
 
     interactive = stdin_is_typed()
     reader = _reader(conversation.history, interactive)
-    loop = ChatLoop(conversation, reader, screen, _live_terminal(interactive), interactive=interactive)
-    if interactive:
-        _greet(conversation, loop, screen)
-    loop.run()
+    loop: ChatLoop | None = None
+
+    def ask(tool: CatalogTool, arguments: Mapping[str, Any], why: str) -> bool:
+        assert loop is not None
+        return loop.wants_call(tool, arguments, why)
+
+    def approve(server: str) -> bool:
+        assert mcp is not None
+        return agree(mcp, server)
+
+    asking = {"ask": ask, "approve": approve} if interactive else {"ask": None, "approve": None}
+    with opened_tools(conversation.llm, mcp, trust=trust, embedder=embedder, **asking) as tools:
+        live = _live_terminal(interactive)
+        loop = ChatLoop(conversation, reader, screen, live, interactive=interactive, tools=tools, receipts=receipts)
+        if interactive:
+            _greet(conversation, loop, screen)
+        loop.run()
     if interactive and conversation.history is not None and conversation.chat_id is not None:
         screen.note(f"Kept: heedful chat --resume {conversation.chat_id} goes on with it.")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from heedful.cli import transcript
-from heedful.cli.conversation import Conversation, Draft
+from heedful.cli.conversation import Conversation, Draft, ToolDraft
 from heedful.cli.history import ChatMessage
 from heedful.cli.message_input import MessageReader
 from heedful.cli.terminal import LiveTerminal, Screen
@@ -25,6 +25,8 @@ from heedful.errors import HeedfulError, UsageError
 
 if TYPE_CHECKING:
     from heedful.engine.engine import Live
+    from heedful.mcp.catalog import CatalogTool
+    from heedful.mcp.loop import ToolChat
 
 LISTED_CHATS = 20
 TAIL_MESSAGES = 4
@@ -46,7 +48,8 @@ class Command:
 
 
 class ChatLoop:
-    """`interactive`: somebody types. Then an error is shown and the chat goes on; in a pipe it ends the chat."""
+    """`interactive`: somebody types. Then an error is shown and the chat goes on; in a pipe it ends the chat. `tools`:
+    that may help with answers. `receipts`: a line of what each answer took."""
 
     def __init__(
         self,
@@ -56,12 +59,16 @@ class ChatLoop:
         terminal: LiveTerminal,
         *,
         interactive: bool,
+        tools: ToolChat | None = None,
+        receipts: bool | None = None,
     ) -> None:
         self._conversation = conversation
         self._reader = reader
         self._screen = screen
         self._terminal = terminal
         self._interactive = interactive
+        self._tools = tools
+        self._receipts = screen.is_terminal if receipts is None else receipts
         self._leaving = False
         self._commands = {
             "system": Command("/system [TEXT]", "Show or set the system message; - takes it away.", self._system),
@@ -72,6 +79,7 @@ class ChatLoop:
             "history": Command("/history", "The chats that are kept; --resume ID goes on with one.", self._history),
             "new": Command("/new", "Start an empty conversation; the system message stays.", self._new),
             "help": Command("/help", "This list.", self._help),
+            "tools": Command("/tools", "The tools that fitted the last message, and what they took.", self._show_tools),
             "quit": Command("/quit", "Leave.", self._quit),
         }
 
@@ -110,12 +118,21 @@ class ChatLoop:
 
     def _handle(self, message: str) -> None:
         if message.startswith("//"):
-            self._answer(self._conversation.ask(message[1:]))
+            self._ask(message[1:])
         elif message.startswith("/"):
             name, *rest = message[1:].split(maxsplit=1) or [""]
             self._command(name).run(rest[0].strip() if rest else "")
         else:
-            self._answer(self._conversation.ask(message))
+            self._ask(message)
+
+    def _ask(self, text: str) -> None:
+        if self._tools is None:
+            self._answer(self._conversation.ask(text))
+        else:
+            draft = self._conversation.ask_with_tools(
+                text, self._tools, stopped=self._is_stopped, tick=self._show_waiting
+            )
+            self._answer_with_tools(draft)
 
     def _command(self, name: str) -> Command:
         if name in self._commands:
@@ -136,8 +153,44 @@ class ChatLoop:
             self._screen.note("stopped; what had come is kept")
         elif completion.finish_reason == "length":
             self._screen.note(f"cut at {len(completion.token_ids):,} tokens; --max-tokens sets the limit")
-        if self._screen.is_terminal:
+        if self._receipts:
             self._screen.note(completion.receipt.line() + "\n")
+
+    def _answer_with_tools(self, draft: ToolDraft) -> None:
+        from heedful.cli.tool_answer import show_turn
+
+        turn = draft.turn
+        with self._terminal as terminal:
+            show_turn(turn, self._screen, terminal, status_text)
+            if turn.finish_reason != "cancelled" or turn.text:
+                self._conversation.keep_turn(draft)  # here, so that no Ctrl-C comes between
+        if turn.finish_reason == "cancelled":
+            self._screen.note("stopped; what had come is kept" if turn.text else "stopped")
+        if turn.finish_reason == "length":
+            self._screen.note("cut; --max-tokens sets the limit")
+        if turn.dropped_tokens:
+            self._screen.note(f"The oldest turns were left out: {turn.dropped_tokens:,} tokens dropped.")
+        if self._receipts and turn.receipt is not None:
+            self._screen.note(turn.receipt.line() + ("" if turn.runs else "\n"))
+        if self._receipts and turn.runs:
+            self._screen.note(turn.runs[-1].line() + "\n")
+
+    def _is_stopped(self) -> bool:
+        return self._terminal.stopped
+
+    def _show_waiting(self, what: str) -> None:
+        self._terminal.show(f"{what} … Ctrl-C stops", self._screen.open_line)
+
+    def wants_call(self, tool: CatalogTool, arguments: Mapping[str, Any], why: str) -> bool:
+        """Asks the person."""
+        from heedful.cli.tool_answer import question_text
+
+        with self._terminal.given_back():
+            try:
+                answer = self._reader.read_answer(question_text(tool, arguments, why))
+            except KeyboardInterrupt:
+                return False
+        return not self._terminal.stopped and answer.strip().lower() in ("y", "yes")
 
     def _stream(self, draft: Draft, terminal: LiveTerminal) -> None:
         """Show the answer until it ends or is stopped; its completion is there afterwards."""
@@ -182,10 +235,24 @@ class ChatLoop:
         self._screen.line(f"system: {self._conversation.system or '(none)'}")
 
     def _regenerate(self, _: str) -> None:
+        if self._tools is not None:
+            again = self._conversation.ask_again_with_tools(
+                self._tools, stopped=self._is_stopped, tick=self._show_waiting
+            )
+            self._answer_with_tools(again)
+            return
         draft = self._conversation.ask_again()
         if self._conversation.sampling["temperature"] == 0:
             self._screen.note("The temperature is 0, so the answer will be the same; --temperature 0.5 varies it.")
         self._answer(draft)
+
+    def _show_tools(self, _: str) -> None:
+        if self._tools is None:
+            raise UsageError("this chat has no tools", "Start it with them: heedful chat --mcp servers.json")
+        from heedful.cli.tool_answer import selection_lines
+
+        for line in selection_lines(self._tools.last):
+            self._screen.line(line)
 
     def _save(self, name: str, *, overwrite: bool = False) -> None:
         if not name:

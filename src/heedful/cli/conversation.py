@@ -23,6 +23,7 @@ from heedful.errors import ContextOverflow, HistoryError, UsageError
 
 if TYPE_CHECKING:
     from heedful.engine.llm import LLM, TextStream
+    from heedful.mcp.loop import ToolChat, ToolTurn
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Draft:
     @property
     def dropped_tokens(self) -> int:
         return self.conversation_tokens - self.stream.sequence.prompt_len
+
+
+@dataclass(frozen=True)
+class ToolDraft:
+    """An answer in the making that tools may help with."""
+
+    question: ChatMessage | None
+    """None: it takes the place of the last answer."""
+    turn: ToolTurn
+    tries: int
 
 
 class Conversation:
@@ -80,8 +91,8 @@ class Conversation:
         self.messages = list(messages.values())
         self._last_position = max(messages, default=-1)
         for message in self.messages:
-            if message.receipt is not None:
-                self.ledger.add(receipt_from_dict(message.receipt))
+            for receipt in receipts_of(message):
+                self.ledger.add(receipt)
         self.set_system(chat.system if self.system is None else self.system)
 
     def start_over(self) -> None:
@@ -104,19 +115,48 @@ class Conversation:
 
     def ask_again(self) -> Draft:
         """Another answer to the last message."""
+        return self._draft(self._before_last_answer(), None, self._tries + 1)
+
+    def _before_last_answer(self) -> list[ChatMessage]:
         if not self.messages:
             raise UsageError("there is no answer yet that could be made again", "Ask something first.")
-        return self._draft(self.messages[:-1], None, self._tries + 1)
+        return self.messages[:-1]
+
+    def ask_with_tools(
+        self, text: str, tools: ToolChat, *, stopped: Callable[[], bool], tick: Callable[[str], None]
+    ) -> ToolDraft:
+        question = ChatMessage("user", text)
+        return self._tool_draft([*self.messages, question], question, 0, tools, stopped, tick)
+
+    def ask_again_with_tools(
+        self, tools: ToolChat, *, stopped: Callable[[], bool], tick: Callable[[str], None]
+    ) -> ToolDraft:
+        """Another answer to the last message."""
+        return self._tool_draft(self._before_last_answer(), None, self._tries + 1, tools, stopped, tick)
+
+    def keep_turn(self, draft: ToolDraft) -> ChatMessage:
+        """As `keep`."""
+        turn, receipt = draft.turn, draft.turn.receipt
+        for run in turn.runs:
+            self.ledger.add(run)
+        of_model = turn.runs[-1].to_dict() if turn.runs else {}
+        cost = {**of_model, **({"tools": receipt.to_dict()} if receipt is not None else {})}
+        return self._keep(draft.question, turn.text, cost or None, turn.finish_reason == "cancelled", draft.tries)
 
     def keep(self, draft: Draft) -> ChatMessage:
         """Take the ended answer in, and store it. A stopped one is kept as far as it came."""
         completion = draft.stream.completion
         self.ledger.add(completion.receipt)
-        self._tries = draft.tries
         cancelled = completion.finish_reason == "cancelled"
-        answer = ChatMessage("assistant", completion.text, completion.receipt.to_dict(), cancelled)
-        if draft.question is not None:
-            self._add([draft.question, answer])
+        return self._keep(draft.question, completion.text, completion.receipt.to_dict(), cancelled, draft.tries)
+
+    def _keep(
+        self, question: ChatMessage | None, text: str, receipt: dict[str, Any] | None, cancelled: bool, tries: int
+    ) -> ChatMessage:
+        self._tries = tries
+        answer = ChatMessage("assistant", text, receipt, cancelled)
+        if question is not None:
+            self._add([question, answer])
         elif answer.content or not cancelled:  # stopped before its first word, it leaves the old one in place
             self._replace_last(answer)
         return answer
@@ -134,6 +174,20 @@ class Conversation:
                 "Shorten it, or start again with a larger --context or a smaller --max-tokens.",
             ) from error
         return Draft(question, stream, conversation_tokens, tries)
+
+    def _tool_draft(
+        self,
+        messages: list[ChatMessage],
+        question: ChatMessage | None,
+        tries: int,
+        tools: ToolChat,
+        stopped: Callable[[], bool],
+        tick: Callable[[str], None],
+    ) -> ToolDraft:
+        seed = None if self._first_seed is None else self._first_seed + tries
+        shown = _shown_to_model(self.system, messages)
+        turn = tools.turn(shown, stopped=stopped, tick=tick, adapter=self.adapter, **self.sampling, seed=seed)
+        return ToolDraft(question, turn, tries)
 
     def _add(self, turn: list[ChatMessage]) -> None:
         self.messages += turn
@@ -166,6 +220,14 @@ def _shown_to_model(system: str | None, messages: list[ChatMessage]) -> list[dic
     return [*head, *({"role": message.role, "content": message.content} for message in messages)]
 
 
+def receipts_of(message: ChatMessage) -> list[Receipt]:
+    """Of the model's runs that made a stored answer: with tools there may be several, or none."""
+    if message.receipt is None:
+        return []
+    tools = message.receipt.get("tools")
+    return [receipt_from_dict(run) for run in (tools["runs"] if tools else [message.receipt])]
+
+
 def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
     """The inverse of Receipt.to_dict()."""
     parts = {
@@ -180,5 +242,5 @@ def receipt_from_dict(fields: Mapping[str, Any]) -> Receipt:
         "adapter": AdapterUse(**fields["adapter"]) if fields.get("adapter") else None,
         "prefix": PrefixReport(**fields["prefix"]) if fields.get("prefix") else None,
     }
-    derived = {"tokens_per_second"}
+    derived = {"tokens_per_second", "tools"}
     return Receipt(**{**{name: value for name, value in fields.items() if name not in derived}, **parts})

@@ -47,6 +47,13 @@ class MessageReader:
         self._lines.remember(message)
         return message
 
+    def read_answer(self, question: str) -> str:
+        """One line, as it is; "" at the end."""
+        try:
+            return self._lines.next_line(question)
+        except EOFError:
+            return ""
+
     def _message(self) -> str:
         line = self._lines.next_line(PROMPT)
         return escaped(self._block()) if line.strip() == QUOTES else self._continued(line)

@@ -160,6 +160,16 @@ class LiveTerminal:
     def __exit__(self, *_: object) -> None:
         self._handlers.close()
 
+    @contextmanager
+    def given_back(self) -> Iterator[None]:
+        """While it is entered: as if it were not, so that somebody can be asked something. Ctrl-C still only sets
+        `stopped`."""
+        self._give_back()
+        try:
+            yield
+        finally:
+            self._take()
+
     def show(self, text: str, open_line: str = "") -> None:
         """The status, as StatusLine.show() has it."""
         if self._status is not None:

@@ -96,12 +96,9 @@ class Selection:
     def visits(self, shape: Shape, prompt_tokens: int) -> SchemaVisits:
         """Of a cold prefill of `prompt_tokens`, tools not among them; the prompt's tokens visit the tools too."""
 
-        def added(tokens: int) -> int:
-            plain = prefill_cost(shape, prompt_tokens).visits if prompt_tokens else 0
-            return prefill_cost(shape, prompt_tokens + tokens).visits - plain if tokens else 0
-
         encoder = self.receipt.visits.total if self.receipt else 0
-        return SchemaVisits(added(self.schema_tokens), added(self.all_schema_tokens), encoder)
+        chosen, every = (added_visits(shape, prompt_tokens, n) for n in (self.schema_tokens, self.all_schema_tokens))
+        return SchemaVisits(chosen, every, encoder)
 
     def to_dict(self) -> dict[str, Any]:
         """For receipts: names, causes and tokens."""
@@ -212,6 +209,14 @@ class ToolSelector:
         if key not in self._tokens:
             self._tokens[key] = self._count(tool.text(form))
         return self._tokens[key]
+
+
+def added_visits(shape: Shape, prompt_tokens: int, tokens: int) -> int:
+    """That `tokens` more make in a cold prefill of a prompt."""
+    if not tokens:
+        return 0
+    plain = prefill_cost(shape, prompt_tokens).visits if prompt_tokens else 0
+    return prefill_cost(shape, prompt_tokens + tokens).visits - plain
 
 
 def _named(request: str, tools: Sequence[CatalogTool]) -> list[str]:

@@ -1,0 +1,122 @@
+"""A request done by a tool alone: the tool chosen, its arguments filled, the answer said by rules; no token generated.
+
+    delegate = Delegate(caller, manager.config)
+    plans, calls = await delegate.plans("What time is it in Tokyo?", catalogue, selection)
+    plan = sure(plans)                       # None: the model does it
+    done = await caller.call(plan.tool, plan.arguments)
+    said(request, plan.arguments, read(done.output.value))   # "21:05 on Tuesday 2026-12-01 (UTC+09:00)"
+
+Sure is what leaves no word of the request unaccounted for, and needs no guess. Only tools that the policy lets be
+called without a question are asked on the way; the call itself is under the policy like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heedful.mcp.call import CallRecord, ToolCaller
+from heedful.mcp.catalog import CatalogTool, Catalogue
+from heedful.mcp.config import McpConfig
+from heedful.mcp.fill import Filled, Filler, unexplained
+from heedful.mcp.mentions import Request
+from heedful.mcp.policy import verdict
+from heedful.mcp.reading import Reading, read
+from heedful.mcp.select import Selection
+
+MOST_TOOLS = 8
+"""That are tried to be filled."""
+_LONE_LIST = 0.5
+"""Less does a tool fit that takes a list and gets one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One call that may answer a request."""
+
+    tool: CatalogTool
+    filled: Filled
+    left_over: tuple[str, ...]
+    """Words of the request that it does not account for."""
+    fit: float
+    """How near the tool is to the request, for the order among plans."""
+    follows: bool = False
+    """It asks the question before anew, of something else: "and in Paris?"."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return self.filled.arguments
+
+
+class Delegate:
+    """For one conversation."""
+
+    def __init__(self, caller: ToolCaller, config: McpConfig) -> None:
+        self._caller = caller
+        self._config = config
+
+    async def plans(self, text: str, catalogue: Catalogue, selection: Selection) -> tuple[list[Plan], list[CallRecord]]:
+        """Ways to do it by one call each, the best first; and the calls of tools that list, made where the policy
+        allows them."""
+        request = Request.of(text)
+        if request.orders_change:
+            return [], []
+        asking = _Asking(self._caller, self._config)
+        found: list[Plan] = []
+        for each in selection.chosen[:MOST_TOOLS]:
+            follows = selection.abstained and each.cause == "recent" and request.goes_on
+            if not self._only_reads(each.tool) or (selection.abstained and not follows):
+                continue
+            siblings = [other for other in catalogue.tools if other.server == each.tool.server]
+            filler = Filler(request, self._config.servers[each.tool.server], siblings, asking.ask)
+            for filled in await filler.fill(each.tool):
+                left = tuple(unexplained(request, each.tool, filled))
+                fit = each.score + _said_share(request, filled) - _LONE_LIST * filled.is_lone_list
+                found.append(Plan(each.tool, filled, left, fit, follows))
+        return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit)), asking.records
+
+    def _only_reads(self, tool: CatalogTool) -> bool:
+        """What may be called on a rule's word: what says that it only reads, or what is allowed by name."""
+        if tool.hints.destructive or tool.hints.read_only is False:
+            return False
+        return bool(tool.hints.read_only) or verdict(tool, self._config.servers[tool.server]).action == "allow"
+
+
+class _Asking:
+    """Tools that list values, each asked once in a turn, and only where that needs no question."""
+
+    def __init__(self, caller: ToolCaller, config: McpConfig) -> None:
+        self._caller = caller
+        self._config = config
+        self._readings: dict[str, Reading | None] = {}
+        self.records: list[CallRecord] = []
+
+    async def ask(self, tool: CatalogTool, arguments: Mapping[str, Any]) -> Reading | None:
+        key = json.dumps([tool.model_name, arguments], sort_keys=True)
+        if key not in self._readings:
+            self._readings[key] = await self._asked(tool, arguments)
+        return self._readings[key]
+
+    async def _asked(self, tool: CatalogTool, arguments: Mapping[str, Any]) -> Reading | None:
+        if verdict(tool, self._config.servers[tool.server]).action != "allow":
+            return None
+        done = await self._caller.call(tool, arguments)
+        self.records.append(done.record)
+        return read(done.output.value) if done.output is not None and not done.output.is_error else None
+
+
+def sure(plans: Sequence[Plan]) -> Plan | None:
+    """The plan to go by without a model; None where there is none, or where it would be a guess."""
+    whole = [plan for plan in plans if not plan.left_over]
+    if not whole or whole[0].filled.is_guess:
+        return None
+    return whole[0]
+
+
+def _said_share(request: Request, filled: Filled) -> float:
+    """How much of the request the arguments say: who takes more of it is nearer to it."""
+    if not request.text:
+        return 0.0
+    return sum(end - start for start, end in set(filled.spans)) / len(request.text)
