@@ -23,10 +23,10 @@ RANKS = {
     **dict.fromkeys(["models", "cache", "sampling"], 2),
     **dict.fromkeys(["weights", "cost"], 3),
     "engine": 4,
-    **dict.fromkeys(["testing", "decide", "train"], 5),
-    "mcp": 6,
-    "router": 6,
+    **dict.fromkeys(["testing", "decide", "view"], 5),
+    **dict.fromkeys(["train", "mcp", "router"], 6),
     "server": 7,
+    "plan": 7,
     "cli": 8,
     "__main__": 9,
 }
@@ -59,6 +59,8 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.engine.torch_states",
     "heedful.models.kev_head",
     "heedful.train.choices",
+    "heedful.train.decision_loss",
+    "heedful.train.decision_trainer",
     "heedful.train.fast",
     "heedful.train.layout",
     "heedful.train.learner",
@@ -72,7 +74,9 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.train.preference_trainer",
     "heedful.train.spread",
     "heedful.train.team",
+    "heedful.train.trained_decider",
     "heedful.train.trainer",
+    "heedful.view.analysis",
 }
 
 

@@ -36,6 +36,10 @@ def train(
         list[Path] | None,
         typer.Option(help='JSONL with {"prompt": …, "chosen": …, "rejected": …} a line: DPO; may be given again.'),
     ] = None,
+    decisions: Annotated[
+        list[Path] | None,
+        typer.Option(help='JSONL with {"state": …, "questions": {…}, "expected": {…}} a line; may be given again.'),
+    ] = None,
     lora: Annotated[
         int | None, typer.Option(help="Train low-rank updates of this rank; the base stays as its file has it.")
     ] = None,
@@ -70,6 +74,7 @@ def train(
         "model.base": base,
         "data.chat": [str(path) for path in chat] if chat else None,
         "data.preferences": [str(path) for path in preferences] if preferences else None,
+        "data.decisions": [str(path) for path in decisions] if decisions else None,
         "lora.rank": lora,
         "model.size": size,
         "model.layers": layers,

@@ -32,7 +32,7 @@ def laya_receipt(
     saved_bytes: int = 0,
 ) -> EncoderReceipt:
     tokens, options = sum(len(one.ids) for one in sequences), sum(len(one.markers) for one in sequences)
-    trunk, head = _trunk_visits(config, sequences), _head_visits(config, sequences)
+    trunk, head = laya_visits(config, sequences)
     at_options = _weights_at_options(config)
     every = config.trunk.linear_weights + config.head.linear_weights + _scorer_weights(config) - at_options
     return EncoderReceipt(
@@ -50,6 +50,11 @@ def laya_receipt(
         seconds=seconds,
         energy=energy,
     )
+
+
+def laya_visits(config: LayaConfig, sequences: ListLike[LayaSequence]) -> tuple[EncoderVisits, EncoderVisits]:
+    """Of a pass over all of them: in the trunk, in the head."""
+    return _trunk_visits(config, sequences), _head_visits(config, sequences)
 
 
 def _scorer_weights(config: LayaConfig) -> int:

@@ -15,6 +15,9 @@ from heedful.weights.load import LoadedModel, load, load_config
 from heedful.weights.run_folder import sha256_of
 from heedful.weights.sources import resolve
 
+_NOT_OF_A_MODEL = ("optimizer.", "trained.", "updates.")
+"""Files of a checkpoint from which training goes on, and nothing else does."""
+
 
 @dataclass(frozen=True)
 class Base:
@@ -30,8 +33,25 @@ def open_base(name: str) -> tuple[Base, LoadedModel]:
     """Raises as `load` does; BadParameter for models that cannot be trained."""
     loaded = load(name)
     _require_trainable(loaded.config)
-    source = str(loaded.path) if Path(name).exists() else name
-    return Base(name, source, _digest(loaded.path)), loaded
+    return recorded(name, loaded.path), loaded
+
+
+def recorded(name: str, path: Path) -> Base:
+    """What was called `name` and found at `path`."""
+    return Base(name, str(path) if Path(name).exists() else name, _digest(path))
+
+
+def require_unchanged(base: Base, path: Path) -> None:
+    """Raises FileFormatError when what is at `path` now is another."""
+    if (found := _digest(path)) != base.sha256:
+        raise FileFormatError(
+            f"the base {base.name} has changed: its sha256 was {base.sha256[:16]}… and is {found[:16]}…",
+            f"Put back what lay at {base.source}, or begin the run anew.",
+        )
+
+
+def cannot_be_opened(base: Base, error: HeedfulError) -> FileFormatError:
+    return FileFormatError(f"the base {base.name} cannot be opened: {error.message}", error.remedy)
 
 
 def reopened(base: Base) -> LoadedModel:
@@ -39,12 +59,8 @@ def reopened(base: Base) -> LoadedModel:
     try:
         loaded = load(base.source)
     except HeedfulError as error:
-        raise FileFormatError(f"the base {base.name} cannot be opened: {error.message}", error.remedy) from error
-    if (found := _digest(loaded.path)) != base.sha256:
-        raise FileFormatError(
-            f"the base {base.name} has changed: its sha256 was {base.sha256[:16]}… and is {found[:16]}…",
-            f"Put back what lay at {base.source}, or begin the run anew.",
-        )
+        raise cannot_be_opened(base, error) from error
+    require_unchanged(base, loaded.path)
     return loaded
 
 
@@ -71,12 +87,13 @@ def _require_trainable(config: ModelConfig) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Of a GGUF file, or of a folder's config.json and weights."""
+    """Of a GGUF file, or of a folder's configuration and weights."""
     if path.is_file():
         return sha256_of(path)
     digest = sha256()
-    for file in [path / "config.json", *sorted(path.glob("*.safetensors"))]:
-        if file.name.startswith(("optimizer.", "trained.")):
+    configs = [file for name in ("config.json", "rl_agent_config.json") if (file := path / name).exists()]
+    for file in [*configs, *sorted(path.glob("*.safetensors"))]:
+        if file.name.startswith(_NOT_OF_A_MODEL):
             continue
         digest.update(f"{file.name} {sha256_of(file)}\n".encode())
     return digest.hexdigest()

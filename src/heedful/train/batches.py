@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from heedful.cost.visits import attended
 from heedful.errors import BadParameter
 from heedful.models.config import ModelConfig
-from heedful.train.order import Permutation
+from heedful.train.order import Permutation, TrainingOrder, kept_apart
 from heedful.train.token_store import TokenStore
 
 
@@ -54,6 +54,15 @@ class Pair:
 Unit = Segment | Pair
 """What the order is an order of."""
 AnyUnit = TypeVar("AnyUnit", Segment, Pair)
+
+
+class Sized(Protocol):
+    @property
+    def length(self) -> int:
+        """In tokens."""
+
+
+AnySized = TypeVar("AnySized", bound=Sized)
 
 
 class Segments(Sequence[Segment]):
@@ -142,22 +151,20 @@ class TrainingData:
         seed: int,
         validation_share: float,
         validation: TokenStore | None = None,
+        shuffle: bool = True,
     ) -> None:
         assert batch_tokens >= context_len, (batch_tokens, context_len)
         self.store = store
         self._units = units_of(store, context_len)
-        self._batch_tokens, self._seed = batch_tokens, seed
+        self._batch_tokens = batch_tokens
         n = len(self._units)
-        kept = 0 if validation is not None else round(n * validation_share)
-        if validation is None and validation_share > 0:
-            kept = max(1, kept)
+        kept = kept_apart(n, validation_share) if validation is None else 0
         if kept >= n:
             raise BadParameter("--data", f"{n} segments of {context_len} tokens cannot be shared", "Give more text.")
-        self._apart = Permutation(n, "validation")
-        self._kept = kept
-        self.epoch_segments = n - kept
+        self._order = TrainingOrder(n, kept=kept, seed=seed, shuffle=shuffle)
+        self.epoch_segments = self._order.epoch_len
         if validation is None:
-            chosen = [self._units[self._apart[i]] for i in range(kept)]
+            chosen = [self._units[number] for number in self._order.kept]
         else:
             others = units_of(validation, context_len)
             chosen = [others[i] for i in Permutation(len(others), "validation")]
@@ -168,22 +175,19 @@ class TrainingData:
         """The batch that begins after `cursor` segments."""
         taken: list[Segment] = []
         left = self._batch_tokens
-        while (unit := self._unit(cursor)).length <= left:
+        while (unit := self._units[self._order[cursor]]).length <= left:
             taken += unit.segments
             left -= unit.length
             cursor += 1
         return Batch(tuple(taken), cursor)
 
-    def _unit(self, cursor: int) -> Unit:
-        epoch, position = divmod(cursor, self.epoch_segments)
-        shuffle = Permutation(self.epoch_segments, f"{self._seed} {epoch}")
-        return self._units[self._apart[self._kept + shuffle[position]]]
 
-
-def in_parts(segments: Sequence[AnyUnit], parts: int) -> list[list[AnyUnit]]:
-    """Runs of segments with about as many tokens each, at most `parts`; in each the equally long lie together."""
+def in_parts(segments: Sequence[AnySized], parts: int) -> list[list[AnySized]]:
+    """Runs of segments, or of what else has a length, with about as many tokens each, at most `parts`; in each the
+    equally long lie together.
+    """
     total, seen = sum(segment.length for segment in segments), 0
-    found: dict[int, list[AnyUnit]] = {}
+    found: dict[int, list[AnySized]] = {}
     for segment in segments:
         middle = seen + segment.length / 2
         found.setdefault(int(middle * parts / total), []).append(segment)

@@ -63,7 +63,9 @@ class TrainingState:
 def write_checkpoint(
     run: Path, state: TrainingState, tensors: Mapping[str, Arrays], documents: Mapping[str, bytes], keep: int
 ) -> Path:
-    """Durable when it returns; then all but the `keep` newest and the best go. `tensors`, `documents`: by file name."""
+    """Durable when it returns; then all but the `keep` newest and the best go. `tensors`, `documents`: by file name, a
+    document's perhaps in a folder.
+    """
     folder = run / CHECKPOINTS / f"step-{state.step:08d}"
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -71,10 +73,16 @@ def write_checkpoint(
     for name, arrays in tensors.items():
         write_safetensors(aside / name, arrays)
     for name, content in {**documents, STATE: _as_json(asdict(state))}.items():
+        (aside / name).parent.mkdir(exist_ok=True)
         _write_synced(aside / name, content)
-    facts = {file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in sorted(aside.iterdir())}
+    written = sorted(file for file in aside.rglob("*") if file.is_file())
+    facts = {
+        file.relative_to(aside).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+        for file in written
+    }
     _write_synced(aside / MANIFEST, _as_json({"files": facts}))
-    sync_folder(aside)
+    for inner in sorted({file.parent for file in written} | {aside}, reverse=True):
+        sync_folder(inner)
     if folder.exists():  # not whole, or training would have begun after it
         _remove(folder)
     os.rename(aside, folder)

@@ -7,20 +7,22 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from heedful import hardware
 from heedful.errors import BadParameter
-from heedful.models.config import ModelConfig
-from heedful.train.batches import Batch, Segment, TrainingData, visits
+from heedful.train.kinds import begin_any, learner_of
 from heedful.train.report import duration, short
-from heedful.train.run_files import begin_run
 from heedful.train.settings import TrainSettings, told
 from heedful.weights.progress import bytes_text
+
+if TYPE_CHECKING:
+    from heedful.train.learner import Ahead, Learner
 
 _COUNTED_STEPS = 200
 
@@ -42,7 +44,7 @@ class Estimate:
     step_visits: float
     """Mean of a step."""
     dense_visits: float
-    """Of the same tokens in full contexts, without document masks and windows."""
+    """Of the same tokens where all that could sees all."""
     step_flops: float
     step_seconds: float
     steps: int
@@ -50,56 +52,47 @@ class Estimate:
 
 def estimate(settings: TrainSettings) -> Estimate:
     """Of complete settings; nothing stays on disk. Raises BadParameter when weights alone do not fit in memory."""
-    from heedful.train.loop import learner_of
-    from heedful.train.trainer import Trainer
-
     with TemporaryDirectory() as folder:
-        run = begin_run(Path(folder) / "run", settings, lambda line: None)
-        trainer = learner_of(run)
-        assert isinstance(trainer, Trainer), trainer
-        trained = sum(parameter.numel() for parameter in trainer.trained)
-        state_bytes = _state_bytes(trained, trainer.config, settings)
+        learner = learner_of(begin_any(Path(folder) / "run", settings, lambda line: None))
+        size, trained = learner.size, sum(parameter.numel() for parameter in learner.trained)
+        state_bytes = _state_bytes(trained, size.muon_weights, settings)
         _require_room(state_bytes)
-        trainer.prepare(lambda line: None, steps=2)
-        trainer.step()
+        learner.prepare(lambda line: None, steps=2)
+        learner.step()
         began = perf_counter()
-        trainer.step()
+        learner.step()
         seconds = perf_counter() - began
         steps = settings.run.steps
-        batches = list(islice(_batches(run.data), min(steps, _COUNTED_STEPS)))
+        batches = list(islice(_batches(learner), min(steps, _COUNTED_STEPS)))
         mean_tokens = sum(batch.tokens for batch in batches) / len(batches)
-        mean_visits = sum(visits(batch.segments, trainer.config) for batch in batches) / len(batches)
-        context = trainer.config.context_len
-        without_windows = replace(trainer.config, windows=(None,) * trainer.config.num_layers)
-        full = visits([Segment(0, 0, context)], without_windows) / context
+        mean_visits = sum(batch.visits for batch in batches) / len(batches)
         return Estimate(
-            parameters=trained + trainer.model.frozen_weights,
+            parameters=trained + size.frozen_weights,
             trained_parameters=trained,
-            matrix_weights=trainer.config.linear_weights + trainer.config.head_weights,
+            matrix_weights=size.matrix_weights,
             state_bytes=state_bytes,
-            frozen_bytes=trainer.model.frozen_bytes,
+            frozen_bytes=size.frozen_bytes,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             tokens=round(mean_tokens * steps),
-            epochs=batches[-1].cursor / len(batches) * steps / run.data.epoch_segments,
+            epochs=batches[-1].cursor / len(batches) * steps / size.epoch_len,
             step_visits=mean_visits,
-            dense_visits=mean_tokens * full,
-            step_flops=trainer.training_flops(round(mean_tokens), round(mean_visits)),
+            dense_visits=sum(batch.dense for batch in batches) / len(batches),
+            step_flops=learner.training_flops(round(mean_tokens), round(mean_visits)),
             step_seconds=seconds,
             steps=steps,
         )
 
 
-def _batches(data: TrainingData) -> Iterator[Batch]:
+def _batches(learner: Learner) -> Iterator[Ahead]:
     cursor = 0
     while True:
-        batch = data.batch(cursor)
+        batch = learner.ahead(cursor)
         yield batch
         cursor = batch.cursor
 
 
-def _state_bytes(parameters: int, config: ModelConfig, settings: TrainSettings) -> int:
+def _state_bytes(parameters: int, muons: int, settings: TrainSettings) -> int:
     """AdamW keeps two numbers a weight, Muon one; gradients and an average of the weights one each."""
-    muons = config.linear_weights if settings.optim.optimizer == "muon" else 0
     copies = 5 if settings.optim.ema else 4
     return 4 * (copies * parameters - muons)
 
@@ -115,6 +108,9 @@ def _require_room(state_bytes: int) -> None:
 
 
 def in_words(found: Estimate, settings: TrainSettings) -> str:
+    batch = f"{settings.decide.batch} questions"
+    if not settings.data.decisions:
+        batch = f"{told(settings.optim.batch_tokens):,} tokens at most"
     share = found.step_visits / found.dense_visits
     of_base = f"{bytes_text(found.frozen_bytes)} for the base as its file has it; " if found.frozen_bytes else ""
     trained = f"; {found.trained_parameters:,} are trained" if found.frozen_bytes else ""
@@ -122,7 +118,7 @@ def in_words(found: Estimate, settings: TrainSettings) -> str:
         ("parameters", f"{found.parameters:,}, of which {found.matrix_weights:,} are passed by every token{trained}"),
         ("memory", f"{bytes_text(found.state_bytes)} for weights, gradients and optimizer; {of_base}"
                    f"{bytes_text(found.peak_bytes)} at most with everything, measured"),
-        ("a step", f"{told(settings.optim.batch_tokens):,} tokens at most, {short(found.step_flops)}FLOP, "
+        ("a step", f"{batch}, {short(found.step_flops)}FLOP, "
                    f"{found.step_seconds:.2f} s measured"),
         ("visits", f"{short(found.step_visits)} a step, {share:.0%} of {short(found.dense_visits)} in full contexts"),
         ("the run", f"{found.steps:,} steps, {short(found.tokens)} tokens, {found.epochs:.1f} epochs, "

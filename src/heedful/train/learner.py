@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,32 @@ class BatchFacts:
     described: str
     """Which batch it was, for a message."""
     figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a batch would be."""
+
+    tokens: int
+    visits: int
+    dense: int
+    """Visits of the same tokens where all that fits into a context sees all."""
+    cursor: int
+    """Where the next one begins."""
+
+
+@dataclass(frozen=True)
+class LearnerSize:
+    matrix_weights: int
+    """That every token passes."""
+    frozen_weights: int
+    """That are not trained."""
+    frozen_bytes: int
+    """Of these, as they lie in memory."""
+    epoch_len: int
+    """What `TrainingState.cursor` has gone through after an epoch."""
+    muon_weights: int = 0
+    """Of those that are trained, how many have one number of state less."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +147,10 @@ class Learner(ABC):
     def weights(self) -> Arrays:
         """What is trained, by the names that a checkpoint has; views, to be written at once."""
 
+    def derived(self) -> dict[str, Arrays]:
+        """Further files that a checkpoint needs to be run, made of the weights, where these alone are not a model."""
+        return {}
+
     @abstractmethod
     def place(self, stored: Path) -> None:
         """Overwrite what is trained by a file of `weights`. Raises FileFormatError, UnsupportedModel."""
@@ -127,6 +158,14 @@ class Learner(ABC):
     @abstractmethod
     def documents(self) -> dict[str, bytes]:
         """Further files that a checkpoint needs to be run, by name."""
+
+    @abstractmethod
+    def ahead(self, cursor: int) -> Ahead:
+        """Of the batch that would begin there."""
+
+    @property
+    @abstractmethod
+    def size(self) -> LearnerSize: ...
 
     @abstractmethod
     def training_flops(self, tokens: int, visits: int) -> int:
@@ -206,7 +245,7 @@ class Learner(ABC):
     def save(self) -> None:
         """The first process writes; the others give what they hold."""
         with self.averaged(), self.spread.whole():
-            tensors = {self.weights_file: self.weights() if self.team.is_first else {}}
+            tensors = {self.weights_file: self.weights(), **self.derived()} if self.team.is_first else {}
         if self._is_kept_twice:
             tensors[files.TRAINED] = {name: self.spread.gathered(name, each) for name, each in self.spread.held.items()}
         tensors[files.OPTIMIZER] = self.optimizer.stored()
@@ -241,6 +280,12 @@ class Learner(ABC):
                 whole = to_place.take(name, self.spread.layouts[name].shape).to_float32()
                 held.copy_(self.spread.own(name, torch.from_numpy(whole)))
         to_place.require_none_left()
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Of what is drawn in a step."""
+    digest = blake2b(f"{seed} {step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def prepare_process(threads: int) -> None:

@@ -23,18 +23,17 @@ from heedful.train.chat_rows import Piece
 from heedful.train.chat_store import as_plain_text, shown
 from heedful.train.checkpoint import remove_unfinished
 from heedful.train.html_report import write_report
+from heedful.train.kinds import begin_any, learner_of, open_any
 from heedful.train.processes import fitting, from_environment, grid
 from heedful.train.report import StepLine, loss_plot, progress_line, short
 from heedful.train.run_files import (
     METRICS,
     RunFiles,
-    begin_run,
     cut_metrics,
-    open_run,
     other_version,
     read_metrics,
     read_settings,
-    with_steps,
+    set_steps,
 )
 from heedful.train.settings import ParallelSettings, TrainSettings
 from heedful.train.shape import dialled
@@ -60,15 +59,15 @@ def begin(
     folder: Path, settings: TrainSettings, *, say: Say = print, show: Callable[[list[Piece]], None] | None = None
 ) -> Outcome:
     """A new run in `folder`. `show`: gets a chat of the data, in pieces that are learned and that are context; None:
-    it is said. Raises as `begin_run` and `Learner.step` do. Started by torchrun, its processes share the run; the first
+    it is said. Raises as `begin_any` and `Learner.step` do. Started by torchrun, its processes share the run; the first
     one alone tokenizes, says and writes.
     """
     settings = complete(settings)
     with _team(settings.parallel) as team:
         say = say if _is_first(team) else _nothing
         with _first_before_others(team):
-            run = begin_run(folder, settings, say) if _is_first(team) else open_run(folder)
-        if run.data.store.learned is not None and _is_first(team):
+            run = begin_any(folder, settings, say) if _is_first(team) else open_any(folder)
+        if isinstance(run, RunFiles) and run.data.store.learned is not None and _is_first(team):
             _show_a_chat(run, say, show)
         learner = learner_of(run, team)
         learner.prepare(say)
@@ -130,9 +129,9 @@ def resume(
         with _first_before_others(team):
             if _is_first(team):
                 if steps is not None:
-                    with_steps(open_run(folder), steps)
+                    set_steps(folder, steps)
                 remove_unfinished(folder)
-            run = open_run(folder)
+            run = open_any(folder)
         if (other := other_version(folder)) is not None:
             say(f"{folder} was begun with heedful {other}: {__version__} may not go on with it to the bit")
         learner = learner_of(run, team)
@@ -159,17 +158,6 @@ def _newest(folder: Path, team: Team, say: Say) -> Path | None:
     if taken is None:
         raise FileFormatError(f"{folder} has no checkpoint of step {step:,} here", "All machines must see one folder.")
     return taken
-
-
-def learner_of(run: RunFiles, team: Team | None = None) -> Learner:
-    """What its settings ask for. Here a new kind of training joins."""
-    from heedful.train.preference_trainer import PreferenceTrainer
-    from heedful.train.spread import ALONE
-    from heedful.train.trainer import ChatTrainer, Trainer
-
-    data = run.settings.data
-    kind = PreferenceTrainer if data.preferences else ChatTrainer if data.chat else Trainer
-    return kind(run, team or ALONE)
 
 
 def _train(learner: Learner, say: Say) -> Outcome:

@@ -106,18 +106,20 @@ class LowRankUpdate(nn.Module):
 
 
 class UpdatedLinear(nn.Module):
-    """A frozen matrix and the updates of some of its parts, by their place."""
+    """A frozen matrix whose parts, one below the other, have so many rows each; and the updates of some, by place."""
 
-    def __init__(self, base: FrozenLinear, updates: Mapping[int, LowRankUpdate], scale: float, dropout: float) -> None:
+    def __init__(
+        self, base: nn.Module, rows: Sequence[int], updates: Mapping[int, LowRankUpdate], scale: float, dropout: float
+    ) -> None:
         super().__init__()
-        self.base, self._scale, self._dropout = base, scale, dropout
+        self.base, self._rows, self._scale, self._dropout = base, tuple(rows), scale, dropout
         self.updates = nn.ModuleDict({str(place): update for place, update in updates.items()})
 
     def forward(self, x: Tensor) -> Tensor:
         kept = F.dropout(x, self._dropout, self.training)
         parts = [
-            self.updates[str(place)](kept) if str(place) in self.updates else x.new_zeros(len(x), stored.shape[0])
-            for place, stored in enumerate(self.base.parts)
+            self.updates[str(place)](kept) if str(place) in self.updates else x.new_zeros(len(x), rows)
+            for place, rows in enumerate(self._rows)
         ]
         update = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return torch.add(self.base(x), update, alpha=self._scale)
@@ -167,7 +169,7 @@ class UpdatedBase:
                     assert values is not None, name
                     setattr(module, kind, nn.Parameter(values, requires_grad=False))
                 continue
-            _replace(decoder, name, frozen)
+            replace_module(decoder, name, frozen)
         to_place.require_none_left()
         return decoder
 
@@ -177,14 +179,14 @@ class UpdatedBase:
         for name, module in list(self.decoder.named_modules()):
             if not isinstance(module, FrozenLinear) or not name.startswith("layers."):
                 continue
-            updates = {}
+            updates: dict[int, LowRankUpdate] = {}
             for place, (part, stored) in enumerate(zip(_part_names(name, self.config), module.parts, strict=True)):
                 if hf_name(f"{part}.weight", self.config.family).split(".")[-2] in settings.targets:
-                    rows, columns = stored.shape
-                    updates[place] = LowRankUpdate(columns, rows, settings.rank, generator)
+                    updates[place] = LowRankUpdate(stored.shape[1], stored.shape[0], settings.rank, generator)
                     self._by_name[part] = updates[place]
             if updates:
-                _replace(self.decoder, name, UpdatedLinear(module, updates, scale, settings.dropout))
+                rows = [part.shape[0] for part in module.parts]
+                replace_module(self.decoder, name, UpdatedLinear(module, rows, updates, scale, settings.dropout))
 
     # ---- checkpoints
 
@@ -279,6 +281,6 @@ def _vector(parts: Sequence[StoredTensor] | None) -> Tensor | None:
     return None if parts is None else torch.from_numpy(np.concatenate([part.to_float32() for part in parts]))
 
 
-def _replace(decoder: Decoder, name: str, module: nn.Module) -> None:
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     owner, _, attribute = name.rpartition(".")
-    setattr(decoder.get_submodule(owner), attribute, module)
+    setattr(model.get_submodule(owner), attribute, module)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from heedful.engine.torch_embed import Trunk
 from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
@@ -41,7 +42,7 @@ def fresh_decoder(config: ModelConfig, seed: int) -> Decoder:
     return decoder
 
 
-def recompute_in_backward(decoder: Decoder) -> None:
+def recompute_in_backward(decoder: Decoder | Trunk) -> None:
     """Keep of each layer its input alone; what it made is computed again when gradients need it."""
     for block in decoder.layers:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -54,3 +54,33 @@ def _mixed(x: int) -> int:
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
     return x ^ x >> 31
+
+
+class TrainingOrder:
+    """Which of n units of data come when; some are kept apart to judge by, the same ones whatever the seed.
+
+    `order[cursor]`: the unit that comes after `cursor` others, over all epochs: a function of seed, epoch and place.
+    Without `shuffle` they come as they are numbered.
+    """
+
+    def __init__(self, n: int, *, kept: int, seed: int, shuffle: bool = True) -> None:
+        assert 0 <= kept < n, (kept, n)
+        self._apart, self._kept, self._seed = Permutation(n, "validation"), kept, seed
+        self.epoch_len = n - kept
+        self._numbered = None if shuffle else sorted(self._apart[kept:])
+
+    @property
+    def kept(self) -> list[int]:
+        return self._apart[: self._kept]
+
+    def __getitem__(self, cursor: int) -> int:
+        epoch, position = divmod(cursor, self.epoch_len)
+        if self._numbered is not None:
+            return self._numbered[position]
+        shuffle = Permutation(self.epoch_len, f"{self._seed} {epoch}")
+        return self._apart[self._kept + shuffle[position]]
+
+
+def kept_apart(n: int, share: float) -> int:
+    """How many of n units: about their share, and at least one where there is to be a share."""
+    return max(1, round(n * share)) if share > 0 else 0

@@ -49,24 +49,37 @@ class RunFiles:
 def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None]) -> RunFiles:
     """Tokenizes the data of dialled settings into a new run's folder.
 
-    Raises BadParameter for data that cannot be read, UsageError when a run, or something else, is there already; for a
-    base as `open_base` does.
+    Raises BadParameter for data that cannot be read; for a base as `open_base` does, and as `write_run` does.
     """
     if not (settings.data.files or settings.data.chat or settings.data.preferences):
         raise BadParameter(
             "--data", "is missing", "Name a text file, or a *.jsonl with a text in every line, or chats by --chat."
         )
-    _require_free(folder)
-    base = None
-    aside = folder / f".data.{os.getpid()}"
-    aside.mkdir(parents=True)
-    try:
+
+    def write(aside: Path) -> Base | None:
+        base = None
         if settings.model.base is None:
             _write_tokenizer(aside, settings)
         else:
             base, loaded = open_base(settings.model.base)
             write_base_files(aside, loaded, settings)
         _tokenize(aside, settings, say)
+        return base
+
+    write_run(folder, settings, write)
+    return open_run(folder)
+
+
+def write_run(folder: Path, settings: TrainSettings, write: Callable[[Path], Base | None]) -> None:
+    """A new run's folder with run.json and what `write` makes in a folder of data, which knows the base.
+
+    Raises UsageError when a run, or something else, is there already, and as `write` does: then nothing is left.
+    """
+    _require_free(folder)
+    aside = folder / f".data.{os.getpid()}"
+    aside.mkdir(parents=True)
+    try:
+        base = write(aside)
         os.rename(aside, folder / DATA)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -82,7 +95,6 @@ def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None])
         "settings": settings.as_dict(),
     }
     write_aside(folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
-    return open_run(folder)
 
 
 def _machine() -> dict[str, Any]:
@@ -169,6 +181,7 @@ def open_run(folder: Path) -> RunFiles:
         seed=settings.run.seed,
         validation_share=settings.data.validation_share,
         validation=TokenStore.open(folder / DATA / "validation") if settings.data.validation else None,
+        shuffle=settings.data.shuffle,
     )
     return RunFiles(folder, settings, tokenizer, _end_of(tokenizer), data, base_of(folder))
 
@@ -179,12 +192,12 @@ def base_of(folder: Path) -> Base | None:
     return None if facts is None else base_from_facts(facts)
 
 
-def with_steps(run: RunFiles, steps: int) -> RunFiles:
-    """The same run with another end, which is kept: the schedule is that of the new number from now on."""
-    settings = replace(run.settings, run=replace(run.settings.run, steps=steps))
-    facts = read_facts(run.folder) | {"settings": settings.as_dict()}
-    write_aside(run.folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
-    return replace(run, settings=settings)
+def set_steps(folder: Path, steps: int) -> None:
+    """Give the run another end: the schedule is that of the new number from now on. Raises as `read_settings`."""
+    settings = read_settings(folder)
+    settings = replace(settings, run=replace(settings.run, steps=steps))
+    facts = read_facts(folder) | {"settings": settings.as_dict()}
+    write_aside(folder / RUN, (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def other_version(folder: Path) -> str | None:

@@ -11,7 +11,8 @@ from heedful.train.settings import OptimSettings
 
 
 def rate_share(step: int, steps: int, optim: OptimSettings) -> float:
-    """Of step 0, 1, … of `steps`; the last one's is near `optim.min_lr`."""
+    """Of step 0, 1, … of `steps`, or of optim.schedule_steps; the last one's is near `optim.min_lr`."""
+    steps = optim.schedule_steps or steps
     warmup = round(optim.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup

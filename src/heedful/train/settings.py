@@ -51,11 +51,15 @@ class DataSettings:
     """JSONL with {"messages": […]} or {"prompt": …, "completion": …} in every line; what assistants say is learned."""
     preferences: tuple[str, ...] = ()
     """JSONL with {"prompt": …, "chosen": …, "rejected": …} in every line."""
+    decisions: tuple[str, ...] = ()
+    """JSONL with {"state": …, "questions": …, "expected": …} in every line."""
     template: str | None = None
     """A file with the chat template to use, instead of the model's own."""
     validation: tuple[str, ...] = ()
     """Files to judge by; (): a share of the training text is kept apart."""
     validation_share: float = 0.02
+    shuffle: bool = True
+    """False: in the order of the files, every epoch."""
     tokenizer: Literal["bpe", "bytes"] = "bpe"
     vocab_size: int | None = None
     """Of a byte-level BPE trained on the data. None: the dial decides."""
@@ -74,6 +78,8 @@ class OptimSettings:
     """wsd: share of the steps, the last ones, in which the rate falls."""
     min_lr: float = 0.0
     """Share of `lr` that is left at the end."""
+    schedule_steps: int | None = None
+    """The rate is that of a run of so many steps, which is stopped before. None: run.steps."""
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
@@ -121,6 +127,18 @@ class DpoSettings:
 
 
 @dataclass(frozen=True)
+class DecideSettings:
+    """Learning to decide: typed questions about states, answered by a head on an encoder."""
+
+    loss: Literal["ce", "rlcd"] = "ce"
+    """Cross-entropy against the rows' shares; rlcd: and a reward of sampled distributions."""
+    batch: int = 8
+    """Questions of a step."""
+    head_layers: int = 1
+    """Of the head that a base without one gets."""
+
+
+@dataclass(frozen=True)
 class ParallelSettings:
     """How the processes that torchrun starts share a model. Of what is None, their number decides."""
 
@@ -161,6 +179,7 @@ class TrainSettings:
     optim: OptimSettings = field(default_factory=OptimSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
     dpo: DpoSettings = field(default_factory=DpoSettings)
+    decide: DecideSettings = field(default_factory=DecideSettings)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
@@ -173,13 +192,21 @@ class TrainSettings:
             raise BadParameter("model.windows", f"is {self.model.windows!r}", "Write a pattern of S and L, as SSSL.")
         if self.optim.warmup + self.optim.decay > 1:
             raise BadParameter("optim.decay", "and optim.warmup are together more than all steps", "They are shares.")
-        named = {"--data": self.data.files, "--chat": self.data.chat, "--preferences": self.data.preferences}
+        named = {
+            "--data": self.data.files,
+            "--chat": self.data.chat,
+            "--preferences": self.data.preferences,
+            "--decisions": self.data.decisions,
+        }
         if len(given := [option for option, paths in named.items() if paths]) > 1:
             raise BadParameter(given[1], f"and {given[0]} are two kinds of training", "Give one of them.")
         if given and given[0] != "--data" and self.model.base is None:
-            raise BadParameter(given[0], "needs a base", "Name one: --base smollm2")
+            base = "minilm" if self.data.decisions else "smollm2"
+            raise BadParameter(given[0], "needs a base", f"Name one: --base {base}")
         if self.lora.rank:
             self._require_lora_can_be()
+        if self.data.decisions:
+            self._require_decisions_can_be()
 
     def _require_lora_can_be(self) -> None:
         if self.model.base is None:
@@ -191,6 +218,17 @@ class TrainSettings:
             raise BadParameter("lora.targets", "names none", f"Known: {', '.join(LoraSettings().targets)}.")
         if self.optim.optimizer == "muon":
             raise BadParameter("optim.optimizer", "muon is for whole matrices", "Train low-rank updates with adamw.")
+
+    def _require_decisions_can_be(self) -> None:
+        if self.optim.optimizer == "muon":
+            raise BadParameter("optim.optimizer", "muon is for decoders", "Train deciders with adamw.")
+        if self.optim.batch_tokens is not None:
+            raise BadParameter("optim.batch_tokens", "is for texts; a step has questions", "Set decide.batch.")
+        if self.decide.loss == "rlcd" and self.optim.micro_batches > 1:
+            raise BadParameter("optim.micro_batches", "must be 1 with rlcd, which compares a batch's rewards")
+        for name in ("data.template", "run.eval_choices"):
+            if self.value(name) is not None:
+                raise BadParameter(name, "is for models that write, and these rows are decisions", "Leave it out.")
 
     def value(self, name: str) -> Any:
         section, _, key = name.partition(".")
@@ -216,6 +254,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "optim.warmup": (0, 1),
     "optim.decay": (0, 1),
     "optim.min_lr": (0, 1),
+    "optim.schedule_steps": (1, _MOST),
     "optim.weight_decay": (0, 10),
     "optim.beta1": (0, 0.9999999),
     "optim.beta2": (0, 0.9999999),
@@ -232,6 +271,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "dpo.beta": (1e-6, 1e3),
     "dpo.label_smoothing": (0, 0.4999),
     "dpo.sft_weight": (0, 1e3),
+    "decide.batch": (1, 1 << 16),
+    "decide.head_layers": (1, 64),
     "parallel.data": (1, 1 << 20),
     "parallel.tensor": (1, 1 << 14),
     "parallel.timeout": (1, 1 << 20),
@@ -283,7 +324,9 @@ def from_file(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(found, dict):
         raise BadParameter(
-            "--config", f"{path} holds no table", "It has the sections [model], [data], [optim], [lora], [dpo], [run]."
+            "--config",
+            f"{path} holds no table",
+            f"Its sections: {', '.join(part.name for part in fields(TrainSettings))}.",
         )
     return by_name(found)
 

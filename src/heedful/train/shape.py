@@ -20,6 +20,8 @@ FRESH_LR, BASE_LR, LOW_RANK_LR = 3e-3, 1e-4, 1e-3
 """The highest rate, where the settings have none: of fresh weights, of all of a base's, of updates beside them."""
 PREFERENCE_LR, PREFERENCE_LOW_RANK_LR = 5e-6, 5e-5
 """The same of a base that learns preferences."""
+DECISION_LR, DECISION_LOW_RANK_LR = 5e-5, 5e-4
+"""The same of an encoder that learns decisions, its head with it."""
 BASE_CONTEXT = 1024
 """Tokens of a row at most, where the settings do not say."""
 
@@ -29,6 +31,8 @@ def dialled(settings: TrainSettings) -> TrainSettings:
 
     Raises BadParameter where what was named does not go together.
     """
+    if settings.data.decisions:
+        return _deciding(settings)
     if settings.model.base is not None:
         return _based(settings)
     asked = settings.model
@@ -61,13 +65,24 @@ def dialled(settings: TrainSettings) -> TrainSettings:
     )
 
 
-def _based(settings: TrainSettings) -> TrainSettings:
+def _require_shape_of_base(settings: TrainSettings, free: tuple[str, ...]) -> None:
     """A base brings its shape and its tokenizer: what the settings say of them is refused."""
     defaults = TrainSettings()
-    fixed = [f"model.{each.name}" for each in fields(ModelSettings) if each.name not in ("base", "context_len")]
+    fixed = [f"model.{each.name}" for each in fields(ModelSettings) if each.name not in free]
     for name in [*fixed, "data.tokenizer", "data.vocab_size"]:
         if settings.value(name) != defaults.value(name):
             raise BadParameter(name, "is given, and a base too, which has its own", "Leave one of them out.")
+
+
+def _deciding(settings: TrainSettings) -> TrainSettings:
+    _require_shape_of_base(settings, ("base",))
+    default_lr = DECISION_LOW_RANK_LR if settings.lora.rank else DECISION_LR
+    lr = default_lr if settings.optim.lr is None else settings.optim.lr
+    return replace(settings, optim=replace(settings.optim, lr=lr))
+
+
+def _based(settings: TrainSettings) -> TrainSettings:
+    _require_shape_of_base(settings, ("base", "context_len"))
     config = base_config(str(settings.model.base))
     context = settings.model.context_len or min(config.context_len, BASE_CONTEXT)
     if context > config.context_len:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from heedful.train.chat_store import chat_of
 from heedful.train.checkpoint import Arrays
 from heedful.train.choices import choice_figures, read_choices
 from heedful.train.fast import fuse_norms
-from heedful.train.learner import BatchFacts, BestBy, Learner, prepare_process
+from heedful.train.learner import Ahead, BatchFacts, BestBy, Learner, LearnerSize, prepare_process, step_seed
 from heedful.train.loss import summed_loss
 from heedful.train.network import generated, recompute_in_backward
 from heedful.train.optim import Optimizer
@@ -63,7 +63,7 @@ class Trainer(Learner):
 
     def _next_batch(self) -> Batch:
         self.decoder.train()
-        torch.manual_seed(_seed_of(self.settings.run.seed, self.state.step))  # of what dropout leaves out
+        torch.manual_seed(step_seed(self.settings.run.seed, self.state.step))  # of what dropout leaves out
         return self.run.data.batch(self.state.cursor)
 
     def _facts(self, batch: Batch, loss: float, targets: int) -> BatchFacts:
@@ -110,6 +110,23 @@ class Trainer(Learner):
         numbers = sorted({segment.document for segment in batch.segments})
         shown = ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")
         return f"segments {self.state.cursor:,} to {batch.cursor - 1:,} of the order, from the documents {shown}"
+
+    def ahead(self, cursor: int) -> Ahead:
+        """Dense: in full contexts, without document masks and windows."""
+        batch, context = self.run.data.batch(cursor), self.config.context_len
+        without_windows = replace(self.config, windows=(None,) * self.config.num_layers)
+        full = visits([Segment(0, 0, context)], without_windows)
+        return Ahead(batch.tokens, visits(batch.segments, self.config), full * batch.tokens // context, batch.cursor)
+
+    @property
+    def size(self) -> LearnerSize:
+        return LearnerSize(
+            matrix_weights=self.config.linear_weights + self.config.head_weights,
+            frozen_weights=self.model.frozen_weights,
+            frozen_bytes=self.model.frozen_bytes,
+            epoch_len=self.run.data.epoch_segments,
+            muon_weights=self.config.linear_weights if self.settings.optim.optimizer == "muon" else 0,
+        )
 
     def training_flops(self, tokens: int, visits: int) -> int:
         return self.model.training_flops(tokens, visits)
@@ -199,11 +216,6 @@ def _spread(decoder: Decoder, team: Team) -> Spread:
     from heedful.train.parallel import spread_over
 
     return spread_over(team, decoder)
-
-
-def _seed_of(seed: int, step: int) -> int:
-    digest = blake2b(f"{seed} {step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
 
 
 class ChatTrainer(Trainer):

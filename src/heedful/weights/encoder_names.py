@@ -115,6 +115,17 @@ def encoder_from_hf(family: str, stored: Mapping[str, StoredTensor]) -> tuple[We
     return trunk, heads
 
 
+def encoder_hf_name(family: str, name: str) -> str:
+    """What a checkpoint of the family calls one of our weights of the trunk, without the prefix."""
+    names = _NAMES[family]
+    stem, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+)", stem)
+    known = names.layer if layer else names.top
+    wanted = layer[2] if layer else stem
+    theirs = next(theirs for theirs, ours in known.items() if ours == wanted)
+    return f"{names.layers}{layer[1]}.{theirs}.{kind}" if layer else f"{theirs}.{kind}"
+
+
 def _ours(names: _FamilyNames, name: str, bare: str) -> str:
     stem, _, kind = bare.rpartition(".")
     if kind in _KINDS:

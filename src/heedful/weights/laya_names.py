@@ -14,7 +14,8 @@ from heedful.errors import UnsupportedModel
 from heedful.weights.names import Weights
 from heedful.weights.tensor import StoredTensor, brief
 
-_TRUNK = "encoder."
+TRUNK = "encoder."
+"""Before the trunk's names."""
 _LAYER = {
     "self_attn.in_proj_weight": "attn.qkv.weight",
     "self_attn.in_proj_bias": "attn.qkv.bias",
@@ -42,6 +43,7 @@ _TOP = {
     "act_head.2.weight": "act.out.weight",
     "act_head.2.bias": "act.out.bias",
 }
+_TO_LAYER, _TO_TOP = ({ours: theirs for theirs, ours in names.items()} for names in (_LAYER, _TOP))
 _BUFFERS = ("temperature",)
 """Ones; the fitted temperatures stand in the config."""
 
@@ -64,7 +66,7 @@ def laya_from_hf(stored: Mapping[str, StoredTensor]) -> LayaTensors:
     sides: dict[str, dict[str, StoredTensor]] = {}
     head: Weights = {}
     for name, tensor in stored.items():
-        bare = name.removeprefix(_TRUNK)
+        bare = name.removeprefix(TRUNK)
         layer, _, side = bare.rpartition(".lora_")
         if bare == name:
             if name not in _BUFFERS:
@@ -77,6 +79,13 @@ def laya_from_hf(stored: Mapping[str, StoredTensor]) -> LayaTensors:
         if len(of_layer) != 2:
             raise UnsupportedModel(f"there is one of two matrices of the update of {layer}", "The file is incomplete.")
     return LayaTensors(trunk, {layer: (both["A"], both["B"]) for layer, both in sides.items()}, head)
+
+
+def laya_name(name: str) -> str:
+    """What a checkpoint calls one of our weights of the head."""
+    if found := re.fullmatch(r"layers\.(\d+)\.(.+)", name):
+        return f"head.layers.{found[1]}.{_TO_LAYER[found[2]]}"
+    return _TO_TOP[name]
 
 
 def _ours(name: str) -> str:

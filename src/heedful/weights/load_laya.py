@@ -75,7 +75,7 @@ def load_laya(folder: Path) -> LoadedLaya:
     trunk = _alias_trunk(settings, tensors) if settings.get("trunk") == "alias" else _own_trunk(folder, tensors)
     head_layers = _whole("head_layers", settings.get("head_layers"), 1, _MOST_HEAD_LAYERS)
     config = LayaConfig(trunk.config, head_layers, _actions(settings, tensors.head))
-    tokenizer, marks = _tokenizer(trunk.tokenizer_folder)
+    tokenizer, marks = marked_tokenizer(trunk.tokenizer_folder)
     if tokenizer.vocab_size > config.trunk.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} tokens, the trunk {config.trunk.vocab_size:,}"
         raise UnsupportedModel(f"the tokenizer has {sizes}", "They do not belong together.")
@@ -152,7 +152,8 @@ def _updates(settings: Mapping[str, Any], tensors: LayaTensors, family: str) -> 
     return LoraAdapter(low_rank)
 
 
-def _tokenizer(folder: Path) -> tuple[Tokenizer, LayaMarks]:
+def marked_tokenizer(folder: Path) -> tuple[Tokenizer, LayaMarks]:
+    """Raises UnsupportedModel where it has not the marks that questions need."""
     files = [folder / name for name in ("tokenizer_config.json", "special_tokens_map.json")]
     named = [read_json(path) for path in files if path.exists()]
     texts = [_mark_text(kind, named) for kind in ("cls", "sep", "mask")]
