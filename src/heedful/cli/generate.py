@@ -85,7 +85,7 @@ def generate(
 ) -> None:
     """Continue PROMPT, or answer it with --chat, and show what the answer cost."""
     conversation = _conversation(prompt, file, messages, chat, system)
-    question = _prompt_text(prompt, file) if conversation is None else conversation
+    question = prompt_text(prompt, file) if conversation is None else conversation
     if logprobs is not None and not json_output:
         raise BadParameter("--logprobs", "is shown in JSON only", "Add --json.")
     sampling = {
@@ -200,7 +200,7 @@ def _conversation(
     if not chat and system is None:
         return None
     head = [] if system is None else [{"role": "system", "content": system}]
-    return [*head, {"role": "user", "content": _prompt_text(prompt, file)}]
+    return [*head, {"role": "user", "content": prompt_text(prompt, file)}]
 
 
 def _read_messages(path: Path) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def _read_messages(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _prompt_text(prompt: str | None, file: Path | None) -> str:
+def prompt_text(prompt: str | None, file: Path | None) -> str:
     """PROMPT, then the file's text; from stdin when neither is given. One newline at a file's end is not meant."""
     if prompt is None and file is None and sys.stdin.isatty():
         raise BadParameter("PROMPT", "is missing", 'Give a text: heedful generate "Once upon a time", or pipe one in.')
