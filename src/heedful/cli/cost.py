@@ -194,7 +194,7 @@ def _dimensions(model: str | None, given: dict[str, Int], encoder: bool) -> Dime
     """The model's numbers under those given. A head's width follows from --hidden where nothing says it."""
     from heedful.cost.shapes import Dimensions
 
-    found = _known_dimensions(model) if model is not None else Dimensions(causal=not encoder, gated_mlp=not encoder)
+    found = known_dimensions(model) if model is not None else Dimensions(causal=not encoder, gated_mlp=not encoder)
     numbers = replace(found, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     if encoder:
         numbers = replace(numbers, causal=False)
@@ -221,7 +221,7 @@ def _check_dimensions(numbers: Dimensions) -> None:
         )
 
 
-def _known_dimensions(model: str) -> Dimensions:
+def known_dimensions(model: str) -> Dimensions:
     """Of an alias, or from the file of a local model."""
     from heedful.cost.shapes import KNOWN, Dimensions
     from heedful.weights.source_names import LocalPath, parse_source

@@ -17,6 +17,7 @@ from heedful.errors import HeedfulError
 
 VERBS = {
     "generate": "generate",
+    "view": "view",
     "chat": "chat",
     "embed": "embed",
     "classify": "classify",
@@ -29,6 +30,7 @@ VERBS = {
     "route": "app",
     "mcp": "app",
     "cost": "cost",
+    "plan": "plan",
     "show": "show",
     "pull": "pull",
     "models": "app",

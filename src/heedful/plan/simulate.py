@@ -29,8 +29,8 @@ PROMPT_TOKENS = 512
 PROMPT_TOKENS_BESIDE = 128
 MOST_BLOCKS = 32
 """Of a prompt: with longer ones a block is several pages, and hits are rounded down to it."""
-WARM_SHARE = 0.2
-"""Of the requests, the first ones, that are not measured: caches fill and queues build up in them."""
+WARM_SHARE = 0.3
+"""Of the time in which conversations begin, its first part, that is not measured: caches fill and queues build up."""
 Routing = Literal["affinity", "random"]
 
 
@@ -44,13 +44,14 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Seconds; shares of tokens. Of the requests after the first WARM_SHARE."""
+    """Seconds; shares of tokens. Of the requests that came while conversations began, after the first WARM_SHARE."""
 
     requests: int
     replicas: int
     routing: str
     seconds: float
-    """Simulated, from the first of the measured arrivals to the last end."""
+    """In which the measured ones came."""
+    first_token_mean: float
     first_token_p50: float
     first_token_p95: float
     total_p50: float
@@ -58,9 +59,9 @@ class Simulated:
     tok_s_p50: float
     """Of an answer after its first token."""
     output_tok_s: float
-    """Of all together."""
+    """Of all together, those that ended in these seconds."""
     busy_share: float
-    """Of the replicas' time, the first requests included."""
+    """Of the replicas' time."""
     cached_share: float
     """Of prompt tokens, that were in the replica's cache."""
     reachable_share: float
@@ -141,19 +142,21 @@ class _Simulation:
         """A heap of (seconds, serial number, replica, its version, None), or with replica -1 an arrival."""
         self._serial = 0
         self._done: list[tuple[_Running, float]] = []
+        self._window = (0.0, 0.0)
+        """The seconds that are measured."""
 
     def run(self, conversations: int, per_second: float) -> Simulated:
-        arrivals = first_turns(self._workload, conversations, per_second, self._draw)
-        for at, asked in arrivals:
-            self._push(at, -1, 0, asked)
         now = 0.0
+        for now, asked in first_turns(self._workload, conversations, per_second, self._draw):
+            self._push(now, -1, 0, asked)
+        self._window = (WARM_SHARE * now, now)
         while self._events:
             now, _, number, version, arriving = heapq.heappop(self._events)
             if arriving is not None:
                 self._arrive(now, arriving)
             elif self._replicas[number].version == version:
                 self._advance(now, number)
-        return self._summed(now)
+        return self._summed()
 
     def _push(self, at: float, number: int, version: int, asked: Asked | None = None) -> None:
         self._serial += 1
@@ -196,7 +199,7 @@ class _Simulation:
         """The steps that were begun are done: tokens have come, prompts are read, answers end."""
         replica = self._replicas[number]
         steps = replica.steps
-        replica.busy_s += now - replica.began
+        replica.busy_s += max(0.0, min(now, self._window[1]) - max(replica.began, self._window[0]))
         budget = steps * (PROMPT_TOKENS_BESIDE if replica.decoding else PROMPT_TOKENS)
         for running in replica.decoding:
             running.left -= steps
@@ -293,28 +296,29 @@ class _Simulation:
 
     # ---- What came of it ------------------------------------------------------------------------------------------
 
-    def _summed(self, end: float) -> Simulated:
-        self._done.sort(key=lambda pair: pair[0].arrived)
-        measured = self._done[int(len(self._done) * WARM_SHARE) :]
+    def _summed(self) -> Simulated:
+        began, over = self._window
+        measured = [(running, ended) for running, ended in self._done if began <= running.arrived <= over]
         first = [running.first_token - running.arrived for running, _ in measured]
         total = [ended - running.arrived for running, ended in measured]
         output = self._workload.output
         speeds = [(output - 1) / (ended - running.first_token) for running, ended in measured if output > 1]
         prompts = sum(running.asked.prompt for running, _ in measured)
-        began = measured[0][0].arrived
-        seconds = max(ended for _, ended in measured) - began
+        num_ended = sum(began <= ended <= over for _, ended in self._done)
+        seconds = over - began
         return Simulated(
             requests=len(measured),
             replicas=self._fleet.replicas,
             routing=self._fleet.routing,
             seconds=seconds,
+            first_token_mean=sum(first) / len(first),
             first_token_p50=_quantile(first, 50),
             first_token_p95=_quantile(first, 95),
             total_p50=_quantile(total, 50),
             total_p95=_quantile(total, 95),
             tok_s_p50=_quantile(speeds, 50),
-            output_tok_s=len(measured) * output / seconds,
-            busy_share=sum(replica.busy_s for replica in self._replicas) / (end * self._fleet.replicas),
+            output_tok_s=num_ended * output / seconds,
+            busy_share=sum(replica.busy_s for replica in self._replicas) / (seconds * self._fleet.replicas),
             cached_share=sum(running.cached for running, _ in measured) / prompts,
             reachable_share=sum(running.reachable for running, _ in measured) / prompts,
         )

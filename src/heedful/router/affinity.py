@@ -7,10 +7,10 @@
     placement = affinity.answering(placement)   # its first token is there
     affinity.end(placement)                     # it has been answered, or has failed
 
-A replica costs the tokens that it has been sent and not computed yet, and those of the prompt that it would have to
-compute: the cheapest one is chosen. So a shared beginning is worth as many tokens of waiting as it has, and no more:
-replicas never differ by more than the longest beginning, however popular it is. (Dynamo's router weighs the same two;
-SGLang's and Ray's have thresholds in their place.)
+A replica costs the tokens that it has been sent and not computed yet, and twice those of the prompt that it would have
+to compute: the cheapest one is chosen. So a shared beginning is worth waiting for twice as many tokens as it has, since
+computing it again delays others too, and no more: a popular one spreads. (Dynamo's router weighs the same two; SGLang's
+and Ray's have thresholds in their place.) A token of an answer counts as three of a prompt: it takes a step.
 
 What replicas have in their caches is guessed from what they were sent: the blocks of each prompt, the newest ones first
 to be believed. Integers only, no clock and no chance: the same calls give the same choices. Policy alone: nothing here
@@ -28,6 +28,9 @@ from typing import Generic, TypeVar
 
 Replica = TypeVar("Replica", bound=Hashable)
 
+REUSE_WEIGHT = 2
+OUTPUT_WEIGHT = 3
+"""Both by simulation (docs/log.md): with 1 and 1 conversations leave their replica too lightly."""
 BLOCK_TOKENS = 64
 """As a page of our own cache has."""
 BLOCK_BYTES = 256
@@ -52,9 +55,9 @@ class Placement(Generic[Replica]):
     shared_tokens: int
     """Of the prompt's beginning, that the replica was sent before."""
     load: int
-    """Tokens that it is of the replica's load."""
-    output: int
-    """Of them, those of its answer."""
+    """What it is of the replica's load."""
+    answer_load: int
+    """Of that, its answer's."""
     member_since: int
     """Of the replica: a later one of the same name has none of this load."""
 
@@ -117,7 +120,7 @@ class Affinity(Generic[Replica]):
         return sum(map(len, self._blocks.values()))
 
     def load(self, replica: Replica) -> int:
-        """Tokens that it was sent and has not computed yet, as far as it is known."""
+        """Tokens that it was sent and has not computed yet as far as it is known, of answers OUTPUT_WEIGHT times."""
         return self._load[replica]
 
     def add(self, replica: Replica) -> None:
@@ -155,11 +158,12 @@ class Affinity(Generic[Replica]):
 
         def cost(replica: Replica) -> tuple[int, int, int]:
             tokens = min(shared[replica], work.prompt)
-            return self._load[replica] + work.prompt - tokens, -tokens, self._turn[replica]
+            return self._load[replica] + REUSE_WEIGHT * (work.prompt - tokens), -tokens, self._turn[replica]
 
         chosen = min(shared, key=cost)
         tokens = min(shared[chosen], work.prompt)
-        return Placement(chosen, tokens, work.prompt - tokens + work.output, work.output, self._since[chosen])
+        answer = OUTPUT_WEIGHT * work.output
+        return Placement(chosen, tokens, work.prompt - tokens + answer, answer, self._since[chosen])
 
     def begin(self, placement: Placement[Replica], blocks: Sequence[int]) -> None:
         """It is sent there: until end(placement) it is load; the blocks will be found there."""
@@ -177,8 +181,8 @@ class Affinity(Generic[Replica]):
 
     def answering(self, placement: Placement[Replica]) -> Placement[Replica]:
         """Its prompt has been computed: from now on it is this placement, whose load is that of the answer."""
-        self._take_off(placement, placement.load - placement.output)
-        return replace(placement, load=placement.output)
+        self._take_off(placement, placement.load - placement.answer_load)
+        return replace(placement, load=placement.answer_load)
 
     def end(self, placement: Placement[Replica]) -> None:
         """It has been answered, or nobody waits for it any more. Once a begin()."""
