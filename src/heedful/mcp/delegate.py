@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heedful.mcp.bm25 import split_name
 from heedful.mcp.call import CallRecord, ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.config import McpConfig
 from heedful.mcp.fill import Filled, Filler, unexplained
-from heedful.mcp.mentions import Request
+from heedful.mcp.mentions import Request, orders_change
 from heedful.mcp.policy import verdict
 from heedful.mcp.reading import Reading, read
 from heedful.mcp.select import Selection
@@ -61,7 +62,7 @@ class Delegate:
         """Ways to do it by one call each, the best first; and the calls of tools that list, made where the policy
         allows them."""
         request = Request.of(text)
-        if request.orders_change:
+        if orders_change(text):
             return [], []
         asking = _Asking(self._caller, self._config)
         found: list[Plan] = []
@@ -78,10 +79,12 @@ class Delegate:
         return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit)), asking.records
 
     def _only_reads(self, tool: CatalogTool) -> bool:
-        """What may be called on a rule's word: what says that it only reads, or what is allowed by name."""
-        if tool.hints.destructive or tool.hints.read_only is False:
+        """What may be called on a rule's word: what says that it only reads, what is allowed by name, and what says
+        nothing and is not called like a change; of that the policy asks a person."""
+        action = verdict(tool, self._config.servers[tool.server]).action
+        if tool.hints.destructive or tool.hints.read_only is False or action == "deny":
             return False
-        return bool(tool.hints.read_only) or verdict(tool, self._config.servers[tool.server]).action == "allow"
+        return bool(tool.hints.read_only) or action == "allow" or not orders_change(split_name(tool.name))
 
 
 class _Asking:

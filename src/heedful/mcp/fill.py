@@ -228,15 +228,28 @@ class Filler:
         said = self._request.mentions("path", "folder")
         quoted = [each for each in self._request.mentions("quoted") if re.search(r"[/.]", each.value)]
         if found := said or quoted:
-            return [
-                Found(_under(root, each.value), ((each.start, each.end),))
-                for each in found
-                for root in (roots[:1] if not os.path.isabs(each.value) else [""])
-            ]
+            return [Found(await self._whole_path(each.value, roots), ((each.start, each.end),)) for each in found]
         wants_folder = re.search(r"repo|dir|folder|cwd|root", f"{name} {tool.name}", re.IGNORECASE) is not None
         wants_file = re.search(r"(?:^|_)file(?:_|$)", tool.name) is not None
         folders = [root for root in roots if wants_folder or not wants_file]
         return [Found(root, (), "configured") for root in folders[:1]] if len(folders) == 1 else []
+
+    async def _whole_path(self, path: str, roots: Sequence[str]) -> str:
+        """A relative one is found by the server's own search, or stands directly in what it may see."""
+        if os.path.isabs(path) or not roots:
+            return path
+        for searcher in self._tools:
+            required = searcher.parameters.get("required", [])
+            if not {"search", "find", "glob"} & set(split_name(searcher.name).split()) or len(required) != 2:
+                continue
+            places = [name for name in required if re.search("path|dir|folder|root", name, re.IGNORECASE)]
+            patterns = [name for name in required if re.search("pattern|glob|name", name, re.IGNORECASE)]
+            if places and patterns:
+                reading = await self._ask(searcher, {places[0]: roots[0], patterns[0]: f"**/{path}"})
+                found = [text for text in (reading.texts if reading else ()) if text.endswith(f"/{path}")]
+                if len(found) == 1:
+                    return found[0]
+        return os.path.normpath(os.path.join(roots[0], path))
 
     async def _roots(self) -> list[str]:
         """Folders of the server's command line; else what a tool of its says that it may see."""
@@ -326,14 +339,6 @@ def _said(mention: Mention) -> Found:
 def _items(schema: Mapping[str, Any]) -> Any:
     items = schema.get("items")
     return {"description": schema.get("description", ""), **items} if isinstance(items, Mapping) else None
-
-
-def _under(root: str, path: str) -> str:
-    return (
-        os.path.expanduser(path)
-        if path.startswith(("/", "~")) or not root
-        else os.path.normpath(os.path.join(root, path))
-    )
 
 
 def _takes_nothing(tool: CatalogTool) -> bool:

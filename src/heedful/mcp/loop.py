@@ -361,7 +361,7 @@ class ToolTurn:
                 self._progress.errors = 0 if done.record.outcome == "ok" else self._progress.errors + 1
             messages += prompt.exchange(calls, results, number)
             self._progress.stopped_by = self._guard(results)
-            if self._progress.stopped_by:
+            if self._progress.stopped_by or all(done.record.outcome == "denied" for done in results):
                 break
         else:
             self._progress.stopped_by = f"after {limits.rounds} rounds"

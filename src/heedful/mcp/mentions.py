@@ -110,11 +110,6 @@ class Request:
         return self.has(r"\bhow many\b|\bnumber of\b|\bcount\b")
 
     @property
-    def orders_change(self) -> bool:
-        """Whether it begins with an order to make or change something, which no reading does."""
-        return _ORDER.match(self.text.strip()) is not None
-
-    @property
     def goes_on(self) -> bool:
         """Whether it only says what the question before is to be asked of: "and in Paris?"."""
         return self.has(r"^\s*(?:and|what about|how about|also|same for)\b") and len(self.text.split()) <= 7
@@ -123,6 +118,11 @@ class Request:
     def asks_one(self) -> bool:
         """For the newest of something, not for several."""
         return self.has(r"\b(?:last|latest|newest|most recent)\b(?!\s+(?:\d|few|two|three|four|five|ten))")
+
+
+def orders_change(text: str) -> bool:
+    """Whether it begins with an order to make or change something, which no reading does."""
+    return _ORDER.match(text.strip()) is not None
 
 
 def occurrences(value: str, text: str) -> list[tuple[int, int]]:
@@ -153,6 +153,7 @@ def _means_something(word: str) -> bool:
 
 def _mentions(text: str) -> Iterator[Mention]:
     covered: list[tuple[int, int]] = []
+    quotes: list[tuple[int, int]] = []
 
     def free(start: int, end: int) -> bool:
         return all(end <= other[0] or other[1] <= start for other in covered)
@@ -162,6 +163,7 @@ def _mentions(text: str) -> Iterator[Mention]:
         yield Mention("url", match[0], *match.span())
     for match in _QUOTED.finditer(text):
         if free(*match.span()):
+            quotes.append(match.span())
             yield Mention("quoted", next(part for part in match.groups() if part is not None), *match.span())
     for match in _CLOCK.finditer(text):
         clock = _clock(match)
@@ -179,12 +181,13 @@ def _mentions(text: str) -> Iterator[Mention]:
         group = 1 if match[1] else 2
         if free(*match.span(group)) and stem(match[group].lower()) not in _NO_FOLDER:
             yield Mention("folder", match[group], *match.span(group))
+    covered += quotes
     for match in _NUMBER.finditer(text):
         if free(*match.span()):
             number = float(match[0].replace(",", ""))
             yield Mention("number", int(number) if number.is_integer() else number, *match.span())
     for match in re.finditer(r"[a-z]+", text.lower()):
-        if match[0] in _SPELLED:
+        if match[0] in _SPELLED and free(*match.span()):
             yield Mention("number", _SPELLED[match[0]], *match.span())
     for zone, start, end in places_in(text):
         if free(start, end):
