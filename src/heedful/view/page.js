@@ -35,8 +35,9 @@ function shape(name, attributes, ...children) {
 // What is seen of a token: spaces and line ends too, and nothing that could move a cursor.
 function visible(text) {
   if (text === "") return "·";
-  const picture = (c) => String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0));
-  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍").replace(/[\x00-\x1f\x7f]/g, picture);
+  const picture = (c) => (c < " " ? String.fromCharCode(0x2400 + c.charCodeAt(0)) : "�");
+  const shown = text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+  return shown.replace(/[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, picture);
 }
 const quoted = (text) => `“${visible(text).replaceAll(" ", "␣")}”`;
 
@@ -565,7 +566,7 @@ function showRibbon() {
   ribbon.append(...spans);
   choices("colours", [["surprisal", "surprisal"], ["visits", "visits"]], (name) => {
     const values = name === "surprisal" ? surprisal : visits;
-    spans.forEach((span, i) => span.style.setProperty("--heat", Math.round(70 * Math.min(1, (values[i] || 0) / most[name]))));
+    spans.forEach((span, i) => span.style.setProperty("--heat", Math.round(50 * Math.min(1, (values[i] || 0) / most[name]))));
   });
   let marked = [];
   const first = Math.min(text.length - 1, data.prompt_tokens);
