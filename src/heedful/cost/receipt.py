@@ -158,11 +158,11 @@ def _short(number: float) -> str:
 
 def summed(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of receipts as JSON: numbers added up, at every depth; of what was held at most, the most; of the rest the first.
-    Rates, which add up to nothing, are left out."""
-    total = {key: value for key, value in receipts[0].items() if key != "tokens_per_second"}
+    Left out is what adds up to nothing: rates, and why no more of a prompt was there already."""
+    total = {key: value for key, value in receipts[0].items() if key not in ("tokens_per_second", "prefix")}
     for key, first in total.items():
         values = [receipt[key] for receipt in receipts]
-        if isinstance(first, Mapping) and all(isinstance(value, Mapping) for value in values):
+        if isinstance(first, Mapping) and key not in ("policy", "quality"):
             total[key] = summed(values)
         elif isinstance(first, int | float) and not isinstance(first, bool):
             total[key] = max(values) if key.endswith("_peak") else sum(values)

@@ -6,6 +6,7 @@ meanwhile leads out; `..` and symbolic links are refused, wherever they would le
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -42,16 +43,18 @@ class Roots:
         return _text(self._read(_checked(name)), name)
 
     def _read(self, path: PurePosixPath) -> bytes:
-        found: BadParameter | None = None
+        """Of the first root that has it."""
         for root in self.folders:
             if path.is_absolute() and not path.is_relative_to(root):
                 continue
             relative = path.relative_to(root) if path.is_absolute() else path
             try:
                 return _read_under(root, relative.parts)
-            except BadParameter as error:
-                found = error
-        raise found or BadParameter("path", "is under none of the allowed folders", f"They are: {self.shown}.")
+            except FileNotFoundError:
+                continue
+        if path.is_absolute() and not any(map(path.is_relative_to, self.folders)):
+            raise BadParameter("path", "is under none of the allowed folders", f"They are: {self.shown}.")
+        raise BadParameter("path", f"there is no {str(path)[:200]}", f"Folders that are looked into: {self.shown}.")
 
 
 def _checked(name: str) -> PurePosixPath:
@@ -64,6 +67,7 @@ def _checked(name: str) -> PurePosixPath:
 
 
 def _read_under(root: Path, parts: Sequence[str]) -> bytes:
+    """Raises FileNotFoundError, and BadParameter for what is there and not to be read."""
     if not parts:
         raise BadParameter("path", "is a folder", "Name a file in it.")
     shown = "/".join(parts)[:200]
@@ -74,15 +78,17 @@ def _read_under(root: Path, parts: Sequence[str]) -> bytes:
             os.close(opened)
             opened = inner
         file = os.open(parts[-1], _FILE, dir_fd=opened)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         # ELOOP, and ENOTDIR on the way, are what a link is refused with; where it leads is nobody's business
         raise BadParameter("path", f"{shown} cannot be opened: {_why(error)}") from None
     finally:
         os.close(opened)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise BadParameter("path", f"{shown} is no regular file")
     with open(file, "rb") as reader:
-        facts = os.fstat(reader.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadParameter("path", f"{shown} is no regular file")
         data = reader.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise BadParameter("path", f"{shown} has over {MAX_FILE_BYTES:,} bytes", "Split it, or name a smaller one.")
@@ -90,8 +96,6 @@ def _read_under(root: Path, parts: Sequence[str]) -> bytes:
 
 
 def _why(error: OSError) -> str:
-    import errno
-
     if error.errno == errno.ELOOP:
         return "it is a symbolic link, and none is followed"
     if error.errno == errno.ENOTDIR:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 MAX_PIECE_TOKENS = 1500
 """Attention over a piece costs its square, and small models keep less in mind than they can read."""
 NOTE_TOKENS = 96
-MIN_ROOM = 2 * NOTE_TOKENS
-"""Else a round of notes would not be shorter than what it is about."""
+_NOTE_SLACK = 16
+"""Tokens between two notes, and those by which one may grow when it is encoded again."""
+MIN_ROOM = 4 * NOTE_TOKENS
+"""Of a piece: with less a round of notes is hardly shorter than what it is about."""
 
 Write = Callable[[str, int], Awaitable["Completion"]]
 """(prompt, most tokens)"""
@@ -96,10 +98,12 @@ def _short_lines(text: str, most_tokens: int, count: Count) -> list[str]:
 
 def steps(pieces: int, room: int) -> int:
     """Answers that are written for so many pieces, at most."""
+    notes_in_piece = room // (NOTE_TOKENS + _NOTE_SLACK)
+    assert notes_in_piece >= 2, room
     total = 1
     while pieces > 1:
         total += pieces
-        pieces = -(-pieces * (NOTE_TOKENS + 2) // room) if room >= MIN_ROOM else 1
+        pieces = -(-pieces // notes_in_piece)
     return total
 
 
