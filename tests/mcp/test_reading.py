@@ -12,6 +12,10 @@ from heedful.mcp.mentions import Request
 from heedful.mcp.reading import read
 from heedful.mcp.say import said
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
 NOW = {"timezone": "Asia/Tokyo", "datetime": "2026-12-01T10:05:00+09:00", "day_of_week": "Tuesday", "is_dst": False}
 CONVERTED = {
     "source": {"timezone": "Europe/London", "datetime": "2026-12-01T09:30:00+00:00"},
@@ -69,7 +73,7 @@ def test_answers(question: str, arguments: dict[str, Any], value: Any, answer: s
     assert said(Request.of(question), arguments, read(value)) == answer
 
 
-@given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))  # fmt: skip
+@given(JSON)
 def test_anything_can_be_read(value: Any) -> None:
     reading = read(value)
     answer = said(Request.of("How many are there?"), {}, reading)

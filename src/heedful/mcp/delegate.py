@@ -29,6 +29,10 @@ from heedful.mcp.select import Selection
 
 MOST_TOOLS = 8
 """That are tried to be filled."""
+MOST_LEFT = 0.5
+"""Share of a request's words that a call may leave over, where a model reads its result."""
+LEAST_SHARED = 0.3
+"""Share of a request's words that some tool must account for, before a model that knows no tools must call one."""
 _LONE_LIST = 0.5
 """Less does a tool fit that takes a list and gets one."""
 
@@ -43,6 +47,8 @@ class Plan:
     """Words of the request that it does not account for."""
     fit: float
     """How near the tool is to the request, for the order among plans."""
+    share_left: float
+    """Of its words."""
     follows: bool = False
     """It asks the question before anew, of something else: "and in Paris?"."""
 
@@ -65,6 +71,14 @@ class Delegate:
         if orders_change(text):
             return [], []
         asking = _Asking(self._caller, self._config)
+        plans = await self._filled(request, catalogue, selection, asking, lists=False)
+        if sure(plans) is None and fits_somehow(text, selection):
+            plans = await self._filled(request, catalogue, selection, asking, lists=True)
+        return plans, asking.records
+
+    async def _filled(
+        self, request: Request, catalogue: Catalogue, selection: Selection, asking: _Asking, *, lists: bool
+    ) -> list[Plan]:
         found: list[Plan] = []
         for each in selection.chosen[:MOST_TOOLS]:
             follows = selection.abstained and each.cause == "recent" and request.goes_on
@@ -72,11 +86,12 @@ class Delegate:
                 continue
             siblings = [other for other in catalogue.tools if other.server == each.tool.server]
             filler = Filler(request, self._config.servers[each.tool.server], siblings, asking.ask)
-            for filled in await filler.fill(each.tool):
+            for filled in await filler.fill(each.tool, lists=lists):
                 left = tuple(unexplained(request, each.tool, filled))
                 fit = each.score + _said_share(request, filled) - _LONE_LIST * filled.is_lone_list
-                found.append(Plan(each.tool, filled, left, fit, follows))
-        return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit)), asking.records
+                share_left = len(left) / max(1, len(request.words))
+                found.append(Plan(each.tool, filled, left, fit, share_left, follows))
+        return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit))
 
     def _only_reads(self, tool: CatalogTool) -> bool:
         """What may be called on a rule's word: what says that it only reads, what is allowed by name, and what says
@@ -116,6 +131,25 @@ def sure(plans: Sequence[Plan]) -> Plan | None:
     if not whole or whole[0].filled.is_guess:
         return None
     return whole[0]
+
+
+def near(plans: Sequence[Plan], selection: Selection) -> list[Plan]:
+    """Those that a model may choose among, though words are left over: of one of the two tools that fit best, with most
+    of the request accounted for; none where the best tool would change something."""
+    ranked = [each.tool for each in sorted(selection.chosen, key=lambda each: -each.score)]
+    if selection.abstained or not ranked or ranked[0].hints.read_only is False:
+        return []
+    return [plan for plan in plans if plan.tool in ranked[:2] and plan.share_left <= MOST_LEFT]
+
+
+def fits_somehow(text: str, selection: Selection) -> bool:
+    """Whether some tool accounts for a part of the request: a small catalogue shares a word with nearly anything."""
+    request = Request.of(text)
+    nothing = Filled({}, (), {})
+    return any(
+        1 - len(unexplained(request, tool, nothing, must_be_named=False)) / max(1, len(request.words)) >= LEAST_SHARED
+        for tool in selection.tools
+    )
 
 
 def _said_share(request: Request, filled: Filled) -> float:

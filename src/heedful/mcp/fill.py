@@ -77,10 +77,11 @@ class Filler:
         self._tools = tools
         self._ask = ask
         self._roots_found: list[str] | None = None
+        self._lists = True
 
-    async def fill(self, tool: CatalogTool) -> list[Filled]:
-        """Ways to call it for this request."""
-        schema = tool.parameters
+    async def fill(self, tool: CatalogTool, *, lists: bool = True) -> list[Filled]:
+        """Ways to call it for this request. `lists`: other tools may be asked for the values that there are."""
+        schema, self._lists = tool.parameters, lists
         required = [name for name in schema.get("required", []) if name in schema["properties"]]
         ways: list[list[Found]] = []
         taken: list[Mention] = []
@@ -122,7 +123,7 @@ class Filler:
         if schema.get("type") not in (None, "string"):
             return []
         if is_sql(told):
-            if not takes_select(tool, told):
+            if not takes_select(tool, told) or not self._lists:
                 return []
             made = await queries(self._request, tool, name, self._tools, self._ask)
             return [Found(query.sql, query.spans, "composed") for query in made]
@@ -131,7 +132,7 @@ class Filler:
                 return found if kind != "path" else await self._paths(tool, name, told)
         if options := re.findall(r"\('([\w.-]{1,40})'\)", str(schema.get("description", ""))):
             return self._options(options, options)
-        if listed := await self._listed(tool, name, told):
+        if self._lists and (listed := await self._listed(tool, name)):
             return listed
         return self._free_text(tool, name, told)
 
@@ -261,7 +262,7 @@ class Filler:
                     self._roots_found += [text for text in (reading.texts if reading else []) if os.path.isabs(text)]
         return self._roots_found
 
-    async def _listed(self, tool: CatalogTool, name: str, told: str) -> list[Found]:
+    async def _listed(self, tool: CatalogTool, name: str) -> list[Found]:
         """Values that another tool of the server lists, and the request says."""
         meant = set(words(split_name(name))) - set(words("name names id ids"))
         for lister in self._tools:
@@ -296,8 +297,9 @@ class Filler:
         return [Found(self._request.text[slice(*span)], (span,))]
 
 
-def unexplained(request: Request, tool: CatalogTool, filled: Filled) -> list[str]:
-    """Words of the request that neither the tool's own words nor the arguments account for."""
+def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_named: bool = True) -> list[str]:
+    """Words of the request that neither the tool's own words nor the arguments account for. `must_be_named`: without
+    arguments the request must say, or mean, the tool's name."""
     if filled.is_whole:
         return []
     parameters = " ".join(split_name(each).replace("not ", "") for each in tool.parameters.get("properties", {}))
@@ -309,7 +311,7 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled) -> list[str
         for word in request.words
         if not is_within(word, filled.spans) and not meant & set(with_synonyms(word.stems))
     ]
-    if not filled.spans and not _is_named(request, named):
+    if must_be_named and not filled.spans and not _is_named(request, named):
         left.append("(nothing names it)")
     media = _media(request)
     if not media and request.mentions("path") and _MEDIA & set(words(tool.name)):

@@ -25,7 +25,7 @@ from heedful.engine.llm import LLM, TextStream, sampling_params
 from heedful.mcp.call import CallDone, CallRecord, ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.choose import likeliest
-from heedful.mcp.delegate import Delegate, Plan, sure
+from heedful.mcp.delegate import Delegate, Plan, fits_somehow, near, sure
 from heedful.mcp.handles import HandleStore
 from heedful.mcp.mentions import Request as Asked
 from heedful.mcp.prompt import ModelPrompt, question_with_data
@@ -283,12 +283,12 @@ class ToolTurn:
         plan = sure(plans)
         if plan is not None:
             self._way = "rules"
-        elif plans and not self._selection.abstained:
+        elif maybe := near(plans, self._selection):
             self._way = "likelihood"
-            plan = self._likeliest(plans)
+            plan = self._likeliest(maybe)
         if plan is not None:
             yield from self._by_plan(plan, before)
-        elif self._selection.abstained:
+        elif self._selection.abstained or not (chat.prompt.knows_tools or fits_somehow(question, self._selection)):
             yield from self._spoken(self._messages)
         else:
             self._way = "model"

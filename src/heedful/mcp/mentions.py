@@ -57,9 +57,10 @@ _WHAT_IS = re.compile(r"^(?:what|how|where|who|when)['’]?s$", re.IGNORECASE)
 
 _ORDER = re.compile(
     r"(?:(?:please|now|then|ok|okay|and|can you|could you|would you|i want to|i want you to|i'd like to|let's)[,\s]+)*"
-    r"(?:add|append|apply|change|check\s?out|commit|copy|create|delete|drop|edit|empty|erase|forget|insert|install|keep|"
-    r"make|mark|merge|move|note|overwrite|push|put|record|remember|remove|rename|replace|reset|restore|revert|save|send|"
-    r"set|stage|start|stop|store|switch|undo|unstage|update|write)\b",
+    r"(?:add|append|apply|book|buy|cancel|change|check\s?out|commit|copy|create|delete|deploy|disable|drop|edit|empty|"
+    r"enable|erase|forget|insert|install|invite|keep|make|mark|merge|move|note|order|overwrite|pay|publish|push|put|"
+    r"record|remember|remove|rename|replace|reserve|reset|restore|revert|save|schedule|send|set|stage|start|stop|store|"
+    r"switch|toggle|trigger|turn|undo|unstage|update|upload|write)\b",
     re.IGNORECASE,
 )
 
