@@ -99,15 +99,20 @@ def plan(
     if not shape.causal:
         raise BadParameter("--model", f"{name} is an encoder: it answers nothing", "Give a model that generates text.")
     form = weights or STORED_AS.get(name, "f16")
-    machine = _Machine(bandwidth, gflops, cores)
-    speeds = {one: _speed(shape, one, form, bench or [], machine) for one in chosen}
     replica = Replica(
         _size(memory), _weight_bytes(shape, form), least_speed, utilization, watts, price_per_kwh, price_per_hour
     )
+    machine = _Machine(bandwidth, gflops, cores)
+    speeds = {one: _speed(shape, one, form, bench or [], machine) for one in chosen}
     plans = [planned(one, POLICIES[one], shape, workload, speeds[one], replica, name) for one in chosen]
     simulated = _simulated(plans[0], shape, workload, speeds[chosen[0]], replicas, routing, requests, seed)
     if json_output:
-        found = {"model": name, "workload": asdict(workload), "replica": asdict(replica), "weights": form}
+        found: dict[str, Any] = {
+            "model": name,
+            "workload": asdict(workload),
+            "replica": asdict(replica),
+            "weights": form,
+        }
         found |= {"speed": {one: asdict(speed) for one, speed in speeds.items()}, "plans": [p.to_dict() for p in plans]}
         print(json.dumps({**found, "simulated": None if simulated is None else simulated.to_dict()}, indent=1))
     else:
@@ -148,9 +153,9 @@ def _speed(shape: Shape, policy: str, form: str, files: list[Path], machine: _Ma
     if not files:
         assumed = Machine(1e9 * machine.bandwidth, 1e9 * machine.gflops, machine.cores)
         return assumed_speed(shape, form, assumed)
-    found = [_read(file) for file in files]
-    same = [one for one in found if one.get("kv_format") == POLICIES[policy].kv_format]
-    return measured_speed((same or found)[0], shape)
+    measured = [_read(file) for file in files]
+    same = [one for one in measured if one.get("kv_format") == POLICIES[policy].kv_format]
+    return measured_speed((same or measured)[0], shape)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -220,7 +225,7 @@ def _print(
     )
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("policy", "replicas", "batch", "memory", "visits/s", "joules/day", "between", "price/day", "loss"):
+    for column in ("policy", "replicas", "batch", "memory", "visits/s", "energy/day", "price/day", "loss"):
         table.add_column(column, justify="left" if column in ("policy", "loss") else "right", overflow="fold")
     for one in plans:
         table.add_row(*_cells(one))
@@ -231,15 +236,13 @@ def _print(
 
 
 def _cells(one: Plan) -> list[str]:
-    energy = one.energy_per_day
     return [
         one.policy,
         f"{one.replicas:,}",
         f"{one.batch}",
         f"{_human(one.memory_bytes)}B",
         _human(one.peak_visits_per_second),
-        f"{_human(energy.joules)}J",
-        f"{_human(energy.low)}J and {_human(energy.high)}J",
+        f"{_human(one.energy_per_day.joules)}J",
         "" if one.price_per_day is None else f"{one.price_per_day:,.2f}",
         _loss(one),
     ]
@@ -252,7 +255,7 @@ def _loss(one: Plan) -> str:
 
 
 def _assumptions(workload: Workload, replica: Replica, plans: list[Plan], speed: Speed) -> list[str]:
-    prompts = workload.prompts
+    prompts, energy = workload.prompts, plans[0].energy_per_day
     between = f"{prompts[0]:,}" if len(prompts) == 1 else f"{prompts[0]:,} to {prompts[-1]:,}"
     shared = f", {workload.shared:,} of them one of {workload.prefixes:,} beginnings" if workload.shared else ""
     turns = "1 turn" if workload.turns == 1 else f"{workload.turns:,} turns, {workload.think_s:g} s apart"
@@ -260,10 +263,11 @@ def _assumptions(workload: Workload, replica: Replica, plans: list[Plan], speed:
         f"Speed: {speed.source}.",
         f"Requests: {turns}; prompts of {between} tokens{shared}; answers of {workload.output:,}; "
         f"{workload.peak:g} times the mean rate in the busiest hour.",
-        f"Replicas: {_human(replica.memory_bytes)}B each, {_human(replica.weight_bytes)}B of it weights; at most "
-        f"{replica.utilization:.0%} busy; {replica.least_tok_s:g} tokens/s an answer at least; "
+        f"Replicas: {_human(replica.memory_bytes)}B each, {_human(replica.weight_bytes)}B of it weights; full to "
+        f"{replica.utilization:.0%}; {replica.least_tok_s:g} tokens/s an answer at least; "
         f"{plans[0].seconds_per_request:.3g} s of one for a request in batches of {plans[0].batch}.",
-        "Energy: an estimate of the work alone; idle machines are in the price by the hour only.",
+        f"Energy: an estimate of the work alone, {plans[0].policy} between {_human(energy.low)}J and "
+        f"{_human(energy.high)}J; idle machines are in the price by the hour only.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Measures an engine: prefill and decode tokens/s at one context, and what a decode step reads."""
+"""Measures an engine: prefill and decode tokens/s at one context, what a decode step reads, and steps of a batch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,43 @@ class SpeedCase:
         return self.decode_tok_s * self.bytes_per_token
 
 
+@dataclass(frozen=True)
+class BatchCase:
+    """A step in which so many sequences decode."""
+
+    sequences: int
+    context: int
+    """Of each, in the middle of what was measured."""
+    step_seconds: float
+    """Median; sampling (greedy) is in it."""
+
+
+def measure_batch(engine: Engine, sequences: int, *, context: int = 64, decode_tokens: int = 32) -> BatchCase:
+    """Fill `context` tokens in each of so many sequences, then decode. Raises what Engine.add raises."""
+    sampling = SamplingParams(max_tokens=decode_tokens + 2 + context * sequences // 64, ignore_eos=True)
+    running = [
+        engine.add(Request(_prompt(engine, context, begin=context * i), sampling, cache_salt=f"speed {time_ns()} {i}"))
+        for i in range(sequences)
+    ]
+    while any(sequence.output_len == 0 for sequence in running):
+        engine.step()
+    seconds = []
+    for _ in range(decode_tokens):
+        began = perf_counter()
+        engine.step()
+        seconds.append(perf_counter() - began)
+    lengths = [len(sequence.token_ids) for sequence in running]
+    for sequence in running:
+        engine.end(sequence, Finish.CANCELLED)
+    middle = sum(lengths) // sequences - decode_tokens // 2
+    return BatchCase(sequences, middle, statistics.median(seconds))
+
+
+def _prompt(engine: Engine, tokens: int, begin: int = 0) -> tuple[int, ...]:
+    most = min(40000, engine.runner.config.vocab_size - 10)
+    return tuple(((begin + i) * 7919) % most + 10 for i in range(tokens))
+
+
 def measure_speed(
     engine: Engine,
     context: int,
@@ -37,8 +74,7 @@ def measure_speed(
     repeats: int = 3,
 ) -> SpeedCase:
     """Fill `context` tokens, then decode `decode_tokens` `repeats` times. Raises what Engine.add raises."""
-    vocab_size = engine.runner.config.vocab_size
-    prompt = tuple((i * 7919) % min(40000, vocab_size - 10) + 10 for i in range(context))
+    prompt = _prompt(engine, context)
     sampling = SamplingParams(max_tokens=decode_tokens * repeats + 1, ignore_eos=True)
     sequence = engine.add(Request(prompt, sampling, policy, cache_salt=f"speed {time_ns()}"))  # all is to be computed
     began = perf_counter()

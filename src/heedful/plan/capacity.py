@@ -16,13 +16,12 @@ from heedful.cost.energy import JOULES_PER_KWH, Energy, estimate_energy
 from heedful.cost.formulas import Cost, Shape, decode_cost, prefill_cost
 from heedful.cost.paper import page_policy
 from heedful.cost.quality import measured_quality
+from heedful.engine.scheduler import MOST_RUNNING
 from heedful.errors import BadParameter
 from heedful.plan.speed import Speed
 from heedful.plan.workload import DAY_S, Workload
 from heedful.request import CachePolicy
 
-MOST_RUNNING = 64
-"""Sequences that a replica decodes at once, as the engine's scheduler has it."""
 POLICIES: Mapping[str, CachePolicy] = {
     "q8": CachePolicy("q8"),
     "q4": CachePolicy("q4"),

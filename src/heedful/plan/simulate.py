@@ -19,14 +19,12 @@ from statistics import quantiles
 from typing import Any, Literal
 
 from heedful.cache.policy import PAGE_LEN
-from heedful.plan.capacity import MOST_RUNNING, CountsAt
+from heedful.engine.scheduler import MOST_RUNNING, PREFILL_BESIDE_DECODE, TOKEN_BUDGET
+from heedful.plan.capacity import CountsAt
 from heedful.plan.speed import Speed
 from heedful.plan.workload import Asked, Workload, block_names, first_turns, next_turn
 from heedful.router.affinity import Affinity, Placement, Work
 
-PROMPT_TOKENS = 512
-"""Of a step without decoding sequences, as the engine's scheduler has it."""
-PROMPT_TOKENS_BESIDE = 128
 MOST_BLOCKS = 32
 """Of a prompt: with longer ones a block is several pages, and hits are rounded down to it."""
 WARM_SHARE = 0.3
@@ -200,7 +198,7 @@ class _Simulation:
         replica = self._replicas[number]
         steps = replica.steps
         replica.busy_s += max(0.0, min(now, self._window[1]) - max(replica.began, self._window[0]))
-        budget = steps * (PROMPT_TOKENS_BESIDE if replica.decoding else PROMPT_TOKENS)
+        budget = steps * (PREFILL_BESIDE_DECODE if replica.decoding else TOKEN_BUDGET)
         for running in replica.decoding:
             running.left -= steps
             running.context += steps
@@ -276,8 +274,11 @@ class _Simulation:
         decoding, reading = replica.decoding, replica.reading
         if not decoding and not reading:
             return 0, 0.0
-        budget = PROMPT_TOKENS_BESIDE if decoding else PROMPT_TOKENS
-        of_prompt = ceil(reading[0].missing / budget) if reading else None
+        budget = PREFILL_BESIDE_DECODE if decoding else TOKEN_BUDGET
+        of_prompt = None
+        if reading:  # full steps: the last one, with fewer tokens, is by itself
+            full = sum(running.missing for running in reading) // budget
+            of_prompt = max(1, min(ceil(reading[0].missing / budget), full))
         of_answer = min((running.left for running in decoding), default=None)
         steps = min(n for n in (of_prompt, of_answer) if n is not None)
         seconds = 0.0
