@@ -287,6 +287,8 @@ class ChatLoop:
 
     def _new(self, _: str) -> None:
         self._conversation.start_over()
+        if self._tools is not None:
+            self._tools.start_over()
         self._screen.note("a new conversation" + ("; the system message stays" if self._conversation.system else ""))
 
     def _help(self, _: str) -> None:

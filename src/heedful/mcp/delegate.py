@@ -26,6 +26,7 @@ from heedful.mcp.mentions import Request, orders_change
 from heedful.mcp.policy import verdict
 from heedful.mcp.reading import Reading, read
 from heedful.mcp.select import Selection
+from heedful.mcp.sql_tools import takes_query
 
 MOST_TOOLS = 8
 """That are tried to be filled."""
@@ -72,7 +73,7 @@ class Delegate:
             return [], []
         asking = _Asking(self._caller, self._config)
         plans = await self._filled(request, catalogue, selection, asking, lists=False)
-        if sure(plans) is None and fits_somehow(text, selection):
+        if sure(plans) is None and (request.asks_data or fits_somehow(text, selection)):
             plans = await self._filled(request, catalogue, selection, asking, lists=True)
         return plans, asking.records
 
@@ -80,18 +81,36 @@ class Delegate:
         self, request: Request, catalogue: Catalogue, selection: Selection, asking: _Asking, *, lists: bool
     ) -> list[Plan]:
         found: list[Plan] = []
+        for tool, score, follows in self._candidates(request, catalogue, selection, lists):
+            siblings = [other for other in catalogue.tools if other.server == tool.server]
+            filler = Filler(request, self._config.servers[tool.server], siblings, asking.ask)
+            for filled in await filler.fill(tool, lists=lists):
+                left = tuple(unexplained(request, tool, filled))
+                fit = score + _said_share(request, filled) - _LONE_LIST * filled.is_lone_list
+                found.append(Plan(tool, filled, left, fit, len(left) / max(1, len(request.words)), follows))
+        return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit))
+
+    def _candidates(
+        self, request: Request, catalogue: Catalogue, selection: Selection, lists: bool
+    ) -> list[tuple[CatalogTool, float, bool]]:
+        """(tool, how well it fits, whether it goes on with the question before). A tool that takes queries is one
+        whatever its words: a question names what is in the tables."""
+        found = []
         for each in selection.chosen[:MOST_TOOLS]:
             follows = selection.abstained and each.cause == "recent" and request.goes_on
-            if not self._only_reads(each.tool) or (selection.abstained and not follows):
-                continue
-            siblings = [other for other in catalogue.tools if other.server == each.tool.server]
-            filler = Filler(request, self._config.servers[each.tool.server], siblings, asking.ask)
-            for filled in await filler.fill(each.tool, lists=lists):
-                left = tuple(unexplained(request, each.tool, filled))
-                fit = each.score + _said_share(request, filled) - _LONE_LIST * filled.is_lone_list
-                share_left = len(left) / max(1, len(request.words))
-                found.append(Plan(each.tool, filled, left, fit, share_left, follows))
-        return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit))
+            if follows or not selection.abstained:
+                found.append((each.tool, each.score, follows))
+        if lists and request.asks_data:
+            chosen = {tool.model_name for tool, _, _ in found}
+            found += [
+                (tool, 0.0, False)
+                for tool in catalogue.tools
+                if tool.model_name not in chosen and takes_query(tool) and self._may_be_asked(tool)
+            ]
+        return [each for each in found if self._only_reads(each[0])]
+
+    def _may_be_asked(self, tool: CatalogTool) -> bool:
+        return verdict(tool, self._config.servers[tool.server]).action == "allow"
 
     def _only_reads(self, tool: CatalogTool) -> bool:
         """What may be called on a rule's word: what says that it only reads, what is allowed by name, and what says

@@ -221,12 +221,14 @@ class Filler:
                 return _said(number)
         if request.asks_count:
             return Found(schema.get("maximum", ALL), (), "all, to count")
-        return Found(1, (), "said") if request.asks_one else None
+        return Found(1, (request.newest,)) if request.newest else None
 
     async def _paths(self, tool: CatalogTool, name: str, told: str) -> list[Found]:
         """Paths that are said, under what the server may see; where none is, that itself, for tools of folders."""
         roots = await self._roots()
         said = self._request.mentions("path", "folder")
+        if _is_of_folders(tool) and any(each.kind == "path" and "." in os.path.basename(each.value) for each in said):
+            return []
         quoted = [each for each in self._request.mentions("quoted") if re.search(r"[/.]", each.value)]
         if found := said or quoted:
             return [Found(await self._whole_path(each.value, roots), ((each.start, each.end),)) for each in found]
@@ -311,7 +313,7 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
         for word in request.words
         if not is_within(word, filled.spans) and not meant & set(with_synonyms(word.stems))
     ]
-    if must_be_named and not filled.spans and not _is_named(request, named):
+    if must_be_named and not filled.spans and not _is_named(request, tool):
         left.append("(nothing names it)")
     media = _media(request)
     if not media and request.mentions("path") and _MEDIA & set(words(tool.name)):
@@ -319,13 +321,16 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
     return left + [kind for kind in media if kind not in told]
 
 
-def _is_named(request: Request, named: str) -> bool:
-    """Whether the request says a word of the tool's name, or means two of them."""
-    own = words(named)
+def _is_named(request: Request, tool: CatalogTool) -> bool:
+    """Whether the request says a word of the tool's name, means two of them, or asks with a word of its summary."""
+    own = words(f"{tool.server} {split_name(tool.name)}")
     said = [word.stems for word in request.words]
     if any(set(stems) & set(own) for stems in said):
         return True
-    return sum(bool(set(with_synonyms(stems)) & set(with_synonyms(own))) for stems in said) >= 2
+    if sum(bool(set(with_synonyms(stems)) & set(with_synonyms(own))) for stems in said) >= 2:
+        return True
+    told = set(words(summary(tool.description)))
+    return request.asks and any(set(stems) & told for stems in said)
 
 
 def _media(request: Request) -> set[str]:
@@ -341,6 +346,10 @@ def _said(mention: Mention) -> Found:
 def _items(schema: Mapping[str, Any]) -> Any:
     items = schema.get("items")
     return {"description": schema.get("description", ""), **items} if isinstance(items, Mapping) else None
+
+
+def _is_of_folders(tool: CatalogTool) -> bool:
+    return bool({"director", "fold", "tree"} & set(words(tool.name)))
 
 
 def _takes_nothing(tool: CatalogTool) -> bool:

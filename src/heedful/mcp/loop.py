@@ -30,7 +30,7 @@ from heedful.mcp.handles import HandleStore
 from heedful.mcp.mentions import Request as Asked
 from heedful.mcp.prompt import ModelPrompt, question_with_data
 from heedful.mcp.reading import read
-from heedful.mcp.results import Budget, Shower
+from heedful.mcp.results import Budget, Shower, as_data
 from heedful.mcp.say import said
 from heedful.mcp.select import SchemaVisits, Selection, ToolSelector, added_visits
 from heedful.mcp.tool_receipt import ToolReceipt, Way
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 RECENT = 4
+_FAULT_CHARS = 200
 _T = TypeVar("_T")
 
 
@@ -156,6 +157,11 @@ class ToolChat:
         waited for, now and then. Raises as LLM.stream_chat does, and McpError where no server can be used."""
         return ToolTurn(self, messages, stopped, tick, adapter, sampling)
 
+    def start_over(self) -> None:
+        """A new conversation: no tool was used in it yet. Handles stay readable."""
+        self.recent.clear()
+        self.last = None
+
     def catalogue(self) -> Catalogue:
         return self.tools.catalogue()
 
@@ -180,6 +186,10 @@ class ToolChat:
             assert self._ask is not None
             wanted = self._ask(asked.tool, asked.arguments, asked.why)
             asked.loop.call_soon_threadsafe(_set, asked.answer, wanted)
+
+
+def _said_by(done: CallDone) -> str:
+    return as_data(done.output.text)[:_FAULT_CHARS] if done.output is not None else done.text
 
 
 def _set(answer: asyncio.Future[bool], value: bool) -> None:
@@ -275,7 +285,7 @@ class ToolTurn:
         for why in catalogue.unavailable.values():
             yield Noted(why)
         self._selection = chat.last = chat.selector(catalogue).select(question, recent=chat.recent)
-        if not catalogue or (self._selection.abstained and not self._selection.chosen):
+        if not catalogue:
             yield from self._spoken(self._messages)
             return
         before = [str(each["content"]) for each in self._messages[:-1] if each["role"] == "user"]
@@ -335,7 +345,8 @@ class ToolTurn:
         self._way, self._said_by_rules = "refused", True
         if done.error is not None and done.error.remedy:
             yield Noted(done.error.remedy)
-        yield self._piece(f"I cannot tell: {done.error.message if done.error is not None else done.text}")
+        why = done.error.message if done.error is not None else f"{done.record.tool} failed: {_said_by(done)}"
+        yield self._piece(f"I cannot tell: {why}")
 
     # A call that the model writes
 
@@ -361,6 +372,8 @@ class ToolTurn:
                 self._progress.errors = 0 if done.record.outcome == "ok" else self._progress.errors + 1
             messages += prompt.exchange(calls, results, number)
             self._progress.stopped_by = self._guard(results)
+            if not prompt.knows_tools and number and not has_data:
+                break  # it will not find a better one
             if self._progress.stopped_by or all(done.record.outcome == "denied" for done in results):
                 break
         else:

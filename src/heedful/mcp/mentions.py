@@ -116,9 +116,27 @@ class Request:
         return self.has(r"^\s*(?:and|what about|how about|also|same for)\b") and len(self.text.split()) <= 7
 
     @property
-    def asks_one(self) -> bool:
-        """For the newest of something, not for several."""
-        return self.has(r"\b(?:last|latest|newest|most recent)\b(?!\s+(?:\d|few|two|three|four|five|ten))")
+    def newest(self) -> tuple[int, int] | None:
+        """Where it says that it is about the newest of something, and not about several."""
+        several = r"(?!\s+(?:\d|few|two|three|four|five|six|seven|eight|nine|ten|couple))"
+        found = re.search(rf"\b(?:last|latest|newest|most recent)\b{several}", self.text, re.IGNORECASE)
+        return found.span() if found else None
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is a question, or an order to show something."""
+        return self.has(
+            r"\?\s*$|^\W*(?:please\s+)?(?:what|which|who|whose|when|where|how|is|are|does|do|did|was|were|can|could|show|list|"
+            r"give|tell|print|read|get|find|display|open|count|look|search|summari[sz]e|describe)\b"
+        )
+
+    @property
+    def asks_data(self) -> bool:
+        """Whether it may be a question about rows: for a number, an extreme, a list."""
+        return self.asks and self.has(
+            r"\bhow many\b|\bhow much\b|\bnumber of\b|\bcount\b|\baverage\b|\bmean\b|\btotal\b|\bsum\b|\w+est\b|\bmost\b|"
+            r"\bleast\b|\bfewest\b|\bwhich\b|\bwho\b|\bwhat\b|\blist\b|\bshow\b|\btables?\b|\brows?\b|\bdatabase\b"
+        )
 
 
 def orders_change(text: str) -> bool:

@@ -50,10 +50,10 @@ class ModelPrompt:
             ids = self._llm.encode_chat(shown, tools if self.form.is_native else None)
             without = len(self._llm.encode_chat(with_tools(messages, [], ToolChoice("none"), self.form)))
             return ids, max(0, len(ids) - without), None
-        lines = "\n".join(tool.signature for tool in selection.tools)
-        choice = ToolChoice("required")
+        best = max(selection.chosen, key=lambda each: each.score).tool  # a better judge of tools than such a model is
+        lines, choice = best.signature, ToolChoice("required")
         ids = self._llm.encode_chat(self.told(with_tools(messages, [], ToolChoice("none"), self.form), lines))
-        spec = tool_grammar([tool.as_json() for tool in selection.tools], choice, self.form, self._llm.tokenizer)
+        spec = tool_grammar([best.as_json()], choice, self.form, self._llm.tokenizer)
         return ids, len(self._llm.tokenizer.encode(lines, add_bos=False)), self._grammars.compile(spec, "tools")
 
     def exchange(self, calls: Sequence[tuple[str, str]], results: Sequence[CallDone], number: int) -> list[Message]:

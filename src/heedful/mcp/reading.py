@@ -20,7 +20,7 @@ MAX_FIELDS = 64
 
 _FIELD = re.compile(r"([A-Za-z][\w .-]{0,40}?)\s*:\s+(\S.*)|([A-Za-z][\w .-]{0,40}?):()")
 _HEADING = re.compile(r"[A-Z][^:]{0,60}:")
-_MARKED = re.compile(r"\[([A-Z]+)\]\s+(.*)")
+_MARKED = re.compile(r"\[([A-Z]+)\]\s+(\S.*?)(?:\s{2,}(\S.*))?")
 _ACTOR = re.compile(r"<[\w.]+ \"(.*)\">")
 
 Form = Literal["rows", "record", "text", "value"]
@@ -169,9 +169,14 @@ def _line_rows(lines: list[str], has_heading: bool) -> list[Any] | None:
     full = [line for line in lines if line.strip()]
     if not full:
         return [] if has_heading else None
-    marked = [_MARKED.fullmatch(line.strip()) for line in full]
-    if all(marked):
-        return [{"kind": match[1].lower(), "name": match[2].strip()} for match in marked if match]
+    listed = full[: lines.index("")] if "" in lines[1:] else full  # a summary may follow
+    marked = [_MARKED.fullmatch(line.strip()) for line in listed]
+    if marked and all(marked):
+        return [
+            {"kind": match[1].lower(), "name": match[2], **({"size": match[3]} if match[3] else {})}
+            for match in marked
+            if match
+        ]
     starred = [re.fullmatch(r"([*+-]|) *(\S+)", line.strip()) for line in full]
     if all(starred) and (len(full) > 1 or has_heading or full[0].strip()[0] in "*/"):
         if sum(match is not None and match[1] == "*" for match in starred) == 1:  # git's way to mark the current one

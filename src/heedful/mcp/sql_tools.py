@@ -27,6 +27,16 @@ def takes_select(tool: CatalogTool, told: str) -> bool:
     return is_sql(told) and changes is None
 
 
+def takes_query(tool: CatalogTool) -> bool:
+    """Whether a required parameter is a SELECT."""
+    properties = tool.parameters["properties"]
+    return any(
+        takes_select(tool, f"{name} {properties[name].get('description', '')}")
+        for name in tool.parameters.get("required", [])
+        if isinstance(properties.get(name), Mapping)
+    )
+
+
 def is_sql(told: str) -> bool:
     return re.search(r"\bSQL\b", told) is not None
 
