@@ -27,6 +27,7 @@ from heedful.server import (
     plain_api,
     responses_api,
     systemone_api,
+    view_api,
 )
 from heedful.server.bodies import HungUp
 from heedful.server.failures import Failure, failure_of, response_of
@@ -39,6 +40,7 @@ from heedful.server.routing import make_dispatcher, warm
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState, state_of
 from heedful.server.traces import Traces, caller, has_opentelemetry
+from heedful.server.view_api import Kept, Views
 
 CLIENT_CLOSED = 499
 Handler = Callable[[Request], Awaitable[ASGIApp]]
@@ -57,12 +59,12 @@ def make_app(
     Raises HistoryError where the page's conversations cannot be kept at `settings.history_path`, PolicyError where the
     policy's targets cannot be made.
     """
-    metrics = Metrics()
+    metrics, views = Metrics(), Views()
     pool = ModelPool(
         settings.models,
         load,
         load_embedder,
-        observer=lambda name: _observer(metrics, name, is_routed=policy is not None),
+        observer=lambda name: Kept(_observer(metrics, name, is_routed=policy is not None), name, views),
         most_waiting=settings.most_waiting,
         most_loaded=settings.most_models_loaded,
         idle_unload_seconds=settings.idle_unload_seconds,
@@ -73,7 +75,7 @@ def make_app(
     )
     metrics.watch(lambda: _services(pool))
     history = None if settings.history_path is None else History.open(settings.history_path)
-    state = ServerState(settings, pool, metrics, history)
+    state = ServerState(settings, pool, metrics, history, views=views)
     state.router = make_dispatcher(policy, state) if policy else None
 
     @contextlib.asynccontextmanager
@@ -84,7 +86,9 @@ def make_app(
         state.is_ready = True
         yield
         state.is_ready = False
+        await views.turns.close()
         await pool.close(settings.drain_seconds)
+        await views.turns.ended()
         if state.router is not None:
             await state.router.aclose()
         if history is not None:
@@ -122,6 +126,7 @@ def _routes() -> list[Route]:
         "/history": history_api.list_conversations,
         "/history/export": history_api.export_conversations,
         "/history/{id}": history_api.read_conversation,
+        "/view/{name}": view_api.read_page,
         **dict.fromkeys(page_api.FILES, page_api.page_file),
     }
     post = {
@@ -136,6 +141,7 @@ def _routes() -> list[Route]:
         "/tokenize": plain_api.tokenize,
         "/detokenize": plain_api.detokenize,
         "/history": history_api.create_conversation,
+        "/view": view_api.make_page,
     }
     conversation, response = "/history/{id}", "/v1/responses/{response_id}"
     return [

@@ -21,6 +21,8 @@ from heedful.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", *page_api.FILES})
 """No key is asked for these; the page asks for it itself."""
+UNGUESSABLE_PATHS = "/view/"
+"""Nor for what is below: its address is the secret."""
 ALSO_NUMBERED = frozenset({"/v1/models", "/v1/decisions"})
 """Beside System One's own route: paths whose answers carry the request id that its clients read."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -77,7 +79,7 @@ class Guard:
         if not length.isdigit() or int(length) > self._settings.most_body_bytes:
             return Failure(413, "invalid_request_error", f"the body is over {self._settings.most_body_bytes:,} bytes")
         key = _key_of(headers)
-        if self._key_digests and scope["path"] not in OPEN_PATHS and not self._is_known(key):
+        if self._key_digests and not _is_open(scope["path"]) and not self._is_known(key):
             if is_system_one(scope["path"]) and not key:
                 return Failure(403, "authentication_error", "an API key is needed: Authorization: Bearer …")
             return Failure(401, "authentication_error", "the API key is missing or wrong", code="invalid_api_key")
@@ -139,6 +141,10 @@ def _cors(origin: str) -> Iterable[tuple[bytes, bytes]]:
     yield b"access-control-allow-methods", b"GET, POST, PUT, DELETE"
     yield b"access-control-max-age", b"600"
     yield b"vary", b"Origin"
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(UNGUESSABLE_PATHS)
 
 
 def _key_of(headers: Headers) -> str:

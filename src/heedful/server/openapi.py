@@ -16,6 +16,7 @@ from heedful.server.messages_api import MessagesBody
 from heedful.server.plain_api import DetokenizeBody, TokenizeBody
 from heedful.server.responses_api import ResponsesBody
 from heedful.server.systemone_api import SystemOneBody
+from heedful.server.view_api import ViewBody
 
 BODIES: dict[tuple[str, str], tuple[type, str]] = {
     ("post", "/v1/chat/completions"): (ChatBody, "Answer a conversation (OpenAI)"),
@@ -29,6 +30,7 @@ BODIES: dict[tuple[str, str], tuple[type, str]] = {
     ("post", "/tokenize"): (TokenizeBody, "A text or a conversation as token ids"),
     ("post", "/detokenize"): (DetokenizeBody, "Token ids as text"),
     ("post", "/history"): (NewBody, "Begin a conversation of the page"),
+    ("post", "/view"): (ViewBody, "Make a page of where an answer's visits went"),
     ("put", "/history/{id}"): (ChangeBody, "Replace a conversation of the page"),
 }
 READS = {
@@ -40,6 +42,7 @@ READS = {
     "/v1/responses/{response_id}": "A stored response",
     "/history": "Conversations of the page",
     "/history/{id}": "One of them",
+    "/view/{name}": "A page that was made",
 }
 DELETES = {"/v1/responses/{response_id}": "Forget a response", "/history/{id}": "Forget a conversation"}
 

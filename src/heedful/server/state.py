@@ -12,6 +12,7 @@ from heedful.server.metrics import Metrics
 from heedful.server.pool import ModelPool
 from heedful.server.settings import ServerSettings
 from heedful.server.stored import ResponseStore
+from heedful.server.view_api import Views
 
 
 @dataclass
@@ -24,6 +25,7 @@ class ServerState:
     router: Dispatcher | None = None
     """What answers for the model `auto`; None: there is no policy, and no such model."""
     responses: ResponseStore = field(default_factory=ResponseStore)
+    views: Views = field(default_factory=Views)
     is_ready: bool = False
 
 

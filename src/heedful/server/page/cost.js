@@ -1,5 +1,6 @@
 // The cost of an answer: a bar of its visits against dense ones, and the other numbers of its receipt.
 
+import { request } from "./api.js";
 import { bytes, element, human, percent, rate, seconds, short, whole } from "./format.js";
 import { segments } from "./visits.js";
 
@@ -23,8 +24,28 @@ export function costCard(receipt) {
     bar(receipt),
     legend(receipt),
     figures(receipt),
+    viewButton(receipt),
     element("details", {}, element("summary", {}, "All numbers"), table(receipt), copyLine(receipt)),
   );
+}
+
+// A page of where the visits went is made when it is asked for: that takes seconds, and PyTorch on the server.
+function viewButton({ seconds: took }) {
+  const button = element("button", { type: "button", class: "plain small" }, "Where the visits went");
+  const place = element("p", { class: "look", role: "status" }, button);
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    button.textContent = "Rebuilding attention…";
+    try {
+      const { url } = await request("/view", { method: "POST", body: { receipt: { seconds: took } } });
+      const link = element("a", { href: url, target: "_blank", rel: "noopener" }, "Open the view in a new tab");
+      place.replaceChildren(link);
+      link.focus();
+    } catch (error) {
+      place.replaceChildren(error.message);
+    }
+  });
+  return place;
 }
 
 // A stopped or broken answer has no receipt; what the page counted stays.
