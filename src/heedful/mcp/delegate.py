@@ -17,19 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.mcp.bm25 import split_name
+from heedful.mcp.bm25 import split_name, words
 from heedful.mcp.call import CallRecord, ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.config import McpConfig
-from heedful.mcp.fill import Filled, Filler, unexplained
+from heedful.mcp.fill import NOT_NAMED, Filled, Filler, unexplained
 from heedful.mcp.mentions import Request, orders_change
 from heedful.mcp.policy import verdict
-from heedful.mcp.reading import Reading, read
-from heedful.mcp.select import Selection
+from heedful.mcp.reading import Reading, keys_of, read
+from heedful.mcp.select import SHORTLIST, Selection
+from heedful.mcp.select_sql import Table
 from heedful.mcp.sql_tools import takes_query
+from heedful.mcp.thesaurus import with_synonyms
 
-MOST_TOOLS = 8
-"""That are tried to be filled."""
 MOST_LEFT = 0.5
 """Share of a request's words that a call may leave over, where a model reads its result."""
 LEAST_SHARED = 0.3
@@ -54,6 +54,10 @@ class Plan:
     """It asks the question before anew, of something else: "and in Paris?"."""
 
     @property
+    def is_unnamed(self) -> bool:
+        return NOT_NAMED in self.left_over
+
+    @property
     def arguments(self) -> dict[str, Any]:
         return self.filled.arguments
 
@@ -64,6 +68,7 @@ class Delegate:
     def __init__(self, caller: ToolCaller, config: McpConfig) -> None:
         self._caller = caller
         self._config = config
+        self._tables: dict[str, Table] = {}
 
     async def plans(self, text: str, catalogue: Catalogue, selection: Selection) -> tuple[list[Plan], list[CallRecord]]:
         """Ways to do it by one call each, the best first; and the calls of tools that list, made where the policy
@@ -83,7 +88,7 @@ class Delegate:
         found: list[Plan] = []
         for tool, score, follows in self._candidates(request, catalogue, selection, lists):
             siblings = [other for other in catalogue.tools if other.server == tool.server]
-            filler = Filler(request, self._config.servers[tool.server], siblings, asking.ask)
+            filler = Filler(request, self._config.servers[tool.server], siblings, asking.ask, self._tables)
             for filled in await filler.fill(tool, lists=lists):
                 left = tuple(unexplained(request, tool, filled))
                 fit = score + _said_share(request, filled) - _LONE_LIST * filled.is_lone_list
@@ -95,11 +100,11 @@ class Delegate:
     ) -> list[tuple[CatalogTool, float, bool]]:
         """(tool, how well it fits, whether it goes on with the question before). A tool that takes queries is one
         whatever its words: a question names what is in the tables."""
-        found = []
-        for each in selection.chosen[:MOST_TOOLS]:
-            follows = selection.abstained and each.cause == "recent" and request.goes_on
-            if follows or not selection.abstained:
-                found.append((each.tool, each.score, follows))
+        found: list[tuple[CatalogTool, float, bool]] = []
+        if not selection.abstained:
+            found += [(tool, score, False) for tool, score in selection.ranked[: SHORTLIST if lists else None]]
+        elif request.goes_on:
+            found += [(each.tool, each.score, True) for each in selection.chosen if each.cause == "recent"]
         if lists and request.asks_data:
             chosen = {tool.model_name for tool, _, _ in found}
             found += [
@@ -108,6 +113,11 @@ class Delegate:
                 if tool.model_name not in chosen and takes_query(tool) and self._may_be_asked(tool)
             ]
         return [each for each in found if self._only_reads(each[0])]
+
+    def may_be_tried(self, plan: Plan) -> bool:
+        """Whether it may be called only to see what it says: it reads, of what the server itself holds, and nobody is
+        asked."""
+        return self._may_be_asked(plan.tool) and not plan.tool.hints.open_world
 
     def _may_be_asked(self, tool: CatalogTool) -> bool:
         return verdict(tool, self._config.servers[tool.server]).action == "allow"
@@ -153,12 +163,21 @@ def sure(plans: Sequence[Plan]) -> Plan | None:
 
 
 def near(plans: Sequence[Plan], selection: Selection) -> list[Plan]:
-    """Those that a model may choose among, though words are left over: of one of the two tools that fit best, with most
-    of the request accounted for; none where the best tool would change something."""
-    ranked = [each.tool for each in sorted(selection.chosen, key=lambda each: -each.score)]
-    if selection.abstained or not ranked or ranked[0].hints.read_only is False:
+    """Those that leave words over, but account for most of the request; none where the tool that fits best would change
+    something."""
+    best = max(selection.chosen, key=lambda each: each.score, default=None)
+    if selection.abstained or best is None or best.tool.hints.read_only is False:
         return []
-    return [plan for plan in plans if plan.tool in ranked[:2] and plan.share_left <= MOST_LEFT]
+    found = [plan for plan in plans if plan.share_left <= MOST_LEFT and not plan.is_unnamed]
+    whole = [plan for plan in found if not plan.left_over]
+    return whole or found
+
+
+def left_by(plan: Plan, reading: Reading) -> list[str]:
+    """Words of the request that neither the call nor the names in its result account for."""
+    names = reading.record if reading.record is not None else {key for row in reading.rows[:1] for key in keys_of(row)}
+    told = set(with_synonyms([stem for name in names for stem in words(split_name(str(name)))]))
+    return [word for word in plan.left_over if not told & set(with_synonyms(words(word)))]
 
 
 def fits_somehow(text: str, selection: Selection) -> bool:

@@ -22,6 +22,7 @@ from heedful.mcp.bm25 import split_name, stem, words
 from heedful.mcp.catalog import CatalogTool
 from heedful.mcp.config import ServerConfig, StdioLaunch
 from heedful.mcp.mentions import Mention, Request, is_within, occurrences
+from heedful.mcp.select_sql import Table
 from heedful.mcp.signature import summary
 from heedful.mcp.sql_tools import Ask, is_sql, queries, takes_select
 from heedful.mcp.thesaurus import with_synonyms
@@ -34,6 +35,7 @@ ALL = 10_000
 _TOLD_CHARS = 400
 """Of a tool's description, whose words account for words of a request."""
 
+NOT_NAMED = "(nothing names it)"
 _MEDIA = frozenset(words("media image audio video picture photo"))
 
 Span = tuple[int, int]
@@ -69,13 +71,21 @@ class Filled:
 
 
 class Filler:
-    """Of one request and one server. `tools`: the server's, as they are offered."""
+    """Of one request and one server. `tools`: the server's, as they are offered. `tables`: known ones, to be kept."""
 
-    def __init__(self, request: Request, server: ServerConfig, tools: Sequence[CatalogTool], ask: Ask) -> None:
+    def __init__(
+        self,
+        request: Request,
+        server: ServerConfig,
+        tools: Sequence[CatalogTool],
+        ask: Ask,
+        tables: dict[str, Table] | None = None,
+    ) -> None:
         self._request = request
         self._server = server
         self._tools = tools
         self._ask = ask
+        self._tables = {} if tables is None else tables
         self._roots_found: list[str] | None = None
         self._lists = True
 
@@ -125,7 +135,7 @@ class Filler:
         if is_sql(told):
             if not takes_select(tool, told) or not self._lists:
                 return []
-            made = await queries(self._request, tool, name, self._tools, self._ask)
+            made = await queries(self._request, tool, name, self._tools, self._ask, self._tables)
             return [Found(query.sql, query.spans, "composed") for query in made]
         for kind, found in self._typed(tool, name, told, taken).items():
             if found or kind in ("zone", "clock", "url", "path"):
@@ -268,7 +278,7 @@ class Filler:
         """Values that another tool of the server lists, and the request says."""
         meant = set(words(split_name(name))) - set(words("name names id ids"))
         for lister in self._tools:
-            if lister is tool or not meant & set(words(lister.name)) or not _only_lists(lister):
+            if lister is tool or not meant & set(words(lister.name)) or not _lists_something(lister):
                 continue
             ways = [{}] if _takes_nothing(lister) else [each.arguments for each in await self.fill(lister)]
             reading = await self._ask(lister, ways[0]) if ways else None
@@ -314,7 +324,7 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
         if not is_within(word, filled.spans) and not meant & set(with_synonyms(word.stems))
     ]
     if must_be_named and not filled.spans and not _is_named(request, tool):
-        left.append("(nothing names it)")
+        left.append(NOT_NAMED)
     media = _media(request)
     if not media and request.mentions("path") and _MEDIA & set(words(tool.name)):
         left.append("(no media)")
@@ -356,8 +366,9 @@ def _takes_nothing(tool: CatalogTool) -> bool:
     return not tool.parameters.get("required")
 
 
-def _only_lists(tool: CatalogTool) -> bool:
-    return tool.hints.read_only is True or re.match(r"(?:list|get|read|show)(?:_|-|[A-Z])", tool.name) is not None
+def _lists_something(tool: CatalogTool) -> bool:
+    told = re.match(r"list(?:s|ing)?\b", tool.description.strip(), re.IGNORECASE)
+    return tool.hints.read_only is not False and (told is not None or "list" in words(tool.name))
 
 
 def _is_part(found: Found, others: Sequence[Found]) -> bool:

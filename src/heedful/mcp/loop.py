@@ -25,7 +25,7 @@ from heedful.engine.llm import LLM, TextStream, sampling_params
 from heedful.mcp.call import CallDone, CallRecord, ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.choose import likeliest
-from heedful.mcp.delegate import Delegate, Plan, fits_somehow, near, sure
+from heedful.mcp.delegate import Delegate, Plan, fits_somehow, left_by, near, sure
 from heedful.mcp.handles import HandleStore
 from heedful.mcp.mentions import Request as Asked
 from heedful.mcp.prompt import ModelPrompt, question_with_data
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.05
 RECENT = 4
+MOST_TRIED = 3
+"""Calls that are made to see whether they answer."""
 _FAULT_CHARS = 200
 _T = TypeVar("_T")
 
@@ -294,6 +296,8 @@ class ToolTurn:
         if plan is not None:
             self._way = "rules"
         elif maybe := near(plans, self._selection):
+            if (yield from self._tried(maybe, before)):
+                return
             self._way = "likelihood"
             plan = self._likeliest(maybe)
         if plan is not None:
@@ -326,14 +330,36 @@ class ToolTurn:
         self._progress.runs += receipts
         return chosen
 
+    def _tried(self, plans: Sequence[Plan], before: Sequence[str]) -> Generator[TurnEvent, None, bool]:
+        """Calls that leave words over, while nobody need be asked: one whose result has names for all of them answers.
+        Returns whether one did."""
+        may_be_tried = self._chat._delegate.may_be_tried
+        plans = [each for each in plans if each.left_over and not each.filled.is_guess and may_be_tried(each)]
+        for plan in plans[:MOST_TRIED]:
+            done = yield from self._call(plan.tool, plan.arguments)
+            if done.output is None or done.output.is_error:
+                continue
+            reading = read(done.output.value)
+            asked = self._asked(plan, before)
+            answer = None if left_by(plan, reading) else said(asked, plan.arguments, reading, about=plan.left_over)
+            if answer is not None:
+                self._way, self._said_by_rules = "rules", True
+                yield self._piece(answer)
+                return True
+        return False
+
+    def _asked(self, plan: Plan, before: Sequence[str]) -> Asked:
+        """The question that a result is to answer."""
+        return Asked.of(before[-1] if plan.follows and before else str(self._messages[-1]["content"]))
+
     def _by_plan(self, plan: Plan, before: Sequence[str]) -> Iterator[TurnEvent]:
         question = str(self._messages[-1]["content"])
         done = yield from self._call(plan.tool, plan.arguments)
         if done.error is not None or done.output is None or done.output.is_error:
             yield from self._refused(done)
             return
-        asked = Asked.of(before[-1] if plan.follows and before else question)
-        answer = None if plan.left_over else said(asked, plan.arguments, read(done.output.value))
+        reading = read(done.output.value)
+        answer = None if plan.left_over else said(self._asked(plan, before), plan.arguments, reading)
         if answer is not None:
             self._said_by_rules = True
             yield self._piece(answer)

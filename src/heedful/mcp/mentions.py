@@ -47,7 +47,7 @@ _ASKING = frozenset(
     which who whom whose when where why much many any all there exist exists available tell show give get list print
     display see find look know want need say says said read called named name names right now current currently
     exactly just here still yet please thanks hello hi hey ok okay number count total make made did does happen take
-    one ones each every also contain contains hold holds inside much currently moment whole
+    about one ones each every also contain contains hold holds inside much currently moment whole
     am not hows whats wheres whos whens cant id ill im
     """,
     )
@@ -126,8 +126,8 @@ class Request:
     def asks(self) -> bool:
         """Whether it is a question, or an order to show something."""
         return self.has(
-            r"\?\s*$|^\W*(?:please\s+)?(?:what|which|who|whose|when|where|how|is|are|does|do|did|was|were|can|could|show|list|"
-            r"give|tell|print|read|get|find|display|open|count|look|search|summari[sz]e|describe)\b"
+            r"\?\s*$|^\W*(?:please\s+)?(?:what|which|who|whose|when|where|how|is|are|does|do|did|was|were|can|could|show|"
+            r"list|give|tell|print|read|get|find|display|open|count|look|search|summari[sz]e|describe)\b"
         )
 
     @property

@@ -68,6 +68,10 @@ def row_name(row: Any) -> str | None:
     return None
 
 
+def keys_of(row: Any) -> list[str]:
+    return [str(key) for key in row] if isinstance(row, dict) else []
+
+
 def _unwrapped(value: Any) -> Any:
     """{"content": x} alone is x."""
     while isinstance(value, dict) and len(value) == 1 and isinstance(inner := next(iter(value.values())), str | list):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -27,19 +28,28 @@ _WHO = frozenset(words("author owner user customer person people name by sender 
 _FILES, _FOLDERS = ("file",), ("dir", "directory", "folder")
 
 
-def said(request: Request, arguments: Mapping[str, Any], reading: Reading) -> str | None:
-    found = _said(request, arguments, reading)
+@dataclass(frozen=True)
+class _Asked:
+    """With what a tool was called, and the words that name what is wanted of its result."""
+
+    arguments: Mapping[str, Any]
+    about: tuple[str, ...]
+
+
+def said(request: Request, arguments: Mapping[str, Any], reading: Reading, *, about: Sequence[str] = ()) -> str | None:
+    """`about`: the words that name what is asked for; default: all of the request's."""
+    found = _said(request, _Asked(arguments, tuple(about)), reading)
     return found if found is not None and 0 < len(found) <= MOST_CHARS else None
 
 
-def _said(request: Request, arguments: Mapping[str, Any], reading: Reading) -> str | None:
+def _said(request: Request, asked: _Asked, reading: Reading) -> str | None:
     if reading.form == "value":
         return _plain(reading.value)
     if reading.form == "text":
         return _of_text(request, reading.text)
     if reading.form == "record":
-        return _of_record(request, arguments, reading.record or {})
-    return _of_rows(request, arguments, list(reading.rows))
+        return _of_record(request, asked, reading.record or {})
+    return _of_rows(request, asked, list(reading.rows))
 
 
 def _of_text(request: Request, text: str) -> str | None:
@@ -52,7 +62,7 @@ def _of_text(request: Request, text: str) -> str | None:
     return text.strip() or "It is empty."
 
 
-def _of_rows(request: Request, arguments: Mapping[str, Any], rows: list[Any]) -> str | None:
+def _of_rows(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
     rows = _of_kind(request, rows)
     if request.has(r"\bhow many lines\b|\bnumber of lines\b"):
         return str(len(rows))
@@ -69,18 +79,18 @@ def _of_rows(request: Request, arguments: Mapping[str, Any], rows: list[Any]) ->
         current = [row for row in rows if isinstance(row, Mapping) and row.get("current") is True]
         rows = current or rows
     if len(rows) == 1 and isinstance(rows[0], Mapping) and set(rows[0]) - {"current", "kind"} != {"name"}:
-        return _of_record(request, arguments, dict(rows[0]))
+        return _of_record(request, asked, dict(rows[0]))
     if len(rows) > MOST_ROWS:
         return None
-    return _listed(request, arguments, rows)
+    return _listed(request, asked, rows)
 
 
-def _listed(request: Request, arguments: Mapping[str, Any], rows: list[Any]) -> str | None:
+def _listed(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
     names = [row_name(row) for row in rows]
     if all(name is not None for name in names) and (not isinstance(rows[0], Mapping) or _is_named_list(rows)):
         separator = "\n" if any(len(str(name)) > 60 for name in names) else ", "
         return separator.join(str(name) for name in names)
-    fields = _asked_fields(request, arguments, rows[0]) if isinstance(rows[0], Mapping) else []
+    fields = _asked_fields(request, asked, rows[0]) if isinstance(rows[0], Mapping) else []
     if fields and all(isinstance(row, Mapping) for row in rows):
         return ("\n" if len(fields) > 1 else ", ").join(
             ", ".join(_told(row.get(field)) for field in fields) for row in rows
@@ -94,18 +104,18 @@ def _is_named_list(rows: Sequence[Any]) -> bool:
     return keys <= {"name", "kind", "current", "type", "id"} or {"name", "type", "pk"} <= keys
 
 
-def _of_record(request: Request, arguments: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    fields = _asked_fields(request, arguments, record)
+def _of_record(request: Request, asked: _Asked, record: Mapping[str, Any]) -> str | None:
+    fields = _asked_fields(request, asked, record)
     if len(fields) == 1:
         told = _told(record[fields[0]])
         return told if re.search(r"[^\W\d]", told) else f"{split_name(fields[0])}: {told}"
-    shown = {key: record[key] for key in fields} if fields else _news(arguments, record)
+    shown = {key: record[key] for key in fields} if fields else _news(asked, record)
     return _fields(shown) if 0 < len(shown) <= MOST_FIELDS else None
 
 
-def _asked_fields(request: Request, arguments: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+def _asked_fields(request: Request, asked: _Asked, record: Mapping[str, Any]) -> list[str]:
     """Keys of what the question is about; [] where none is nearer to it than the others."""
-    news = _news(arguments, record)
+    news = _news(asked, record)
     if request.has(r"\bwhat time\b|\bthe time\b|\btime is it\b|\btime it is\b|\bo.clock\b"):
         moments = [key for key, value in news.items() if _MOMENT.match(str(value))]
         if moments:
@@ -116,9 +126,8 @@ def _asked_fields(request: Request, arguments: Mapping[str, Any], record: Mappin
         people = [key for key in news if set(words(split_name(key))) & _WHO]
         if people:
             return people[:1]
-    asked = {mark for word in request.words for mark in with_synonyms(word.stems)}
-    exact = {stem for word in request.words for stem in word.stems}
-    scores = {key: _nearness(key, asked, exact) for key in news}
+    stems = words(" ".join(asked.about)) or [stem for word in request.words for stem in word.stems]
+    scores = {key: _nearness(key, set(with_synonyms(stems)), set(stems)) for key in news}
     best = max(scores.values(), default=0.0)
     nearest = [key for key, score in scores.items() if score == best and best > 0]
     return nearest if nearest and len(nearest) < max(2, len(record)) else ([*news] if len(news) == 1 else [])
@@ -129,9 +138,9 @@ def _nearness(key: str, asked: set[str], exact: set[str]) -> float:
     return 2.0 * len(exact & set(own)) + len(asked & set(with_synonyms(own)))
 
 
-def _news(arguments: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+def _news(asked: _Asked, record: Mapping[str, Any]) -> dict[str, Any]:
     """What does not only say again what was asked with."""
-    given = [str(value) for value in arguments.values() if isinstance(value, str | int | float)]
+    given = [str(value) for value in asked.arguments.values() if isinstance(value, str | int | float)]
     return {
         key: value
         for key, value in record.items()

@@ -74,6 +74,9 @@ class Selection:
     all_tools: int
     receipt: EncoderReceipt | None
     """What the encoder cost that chose."""
+    ranked: tuple[tuple[CatalogTool, float], ...] = ()
+    """All tools with their scores, the best first, whether any is needed or not: what rules may look at, which costs no
+    token."""
 
     @property
     def tools(self) -> tuple[CatalogTool, ...]:
@@ -176,6 +179,7 @@ class ToolSelector:
             self._all_schema_tokens,
             len(self._tools),
             ranking.receipt,
+            tuple((self.catalogue[name], scores[name]) for name in sorted(scores, key=lambda name: -scores[name])),
         )
 
     def _decided(self, request: str, ranking: Ranking) -> Ranking:

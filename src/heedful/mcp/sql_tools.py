@@ -42,31 +42,47 @@ def is_sql(told: str) -> bool:
 
 
 async def queries(
-    request: Request, tool: CatalogTool, parameter: str, siblings: Sequence[CatalogTool], ask: Ask
+    request: Request,
+    tool: CatalogTool,
+    parameter: str,
+    siblings: Sequence[CatalogTool],
+    ask: Ask,
+    known: dict[str, Table],
 ) -> list[Query]:
-    """One for each table that the request may mean."""
+    """One for each table that the request may mean. `known`: tables whose columns were read before; new ones are
+    added."""
 
     async def rows(sql: str) -> Sequence[Any]:
         reading = await ask(tool, {parameter: sql})
         return reading.rows if reading is not None and reading.form == "rows" else ()
 
     found = []
-    for table in named_tables(request, await _tables(request, siblings, ask, rows)):
+    for table in named_tables(request, await _tables(request, tool, siblings, ask, rows, known)):
         query = compose(request, table, await _values(table, rows))
         if query is not None:
             found.append(query)
     return found
 
 
-async def _tables(request: Request, siblings: Sequence[CatalogTool], ask: Ask, rows: Rows) -> list[Table]:
+async def _tables(
+    request: Request,
+    tool: CatalogTool,
+    siblings: Sequence[CatalogTool],
+    ask: Ask,
+    rows: Rows,
+    known: dict[str, Table],
+) -> list[Table]:
     listers = [each for each in siblings if not each.parameters.get("required") and "tabl" in words(each.name)]
     listing = await ask(listers[0], {}) if listers else None
     names = [text for text in (listing.texts if listing else ()) if not text.startswith("sqlite_")]
     named = [name for name in names if occurrences(name, request.text)]
-    return [
-        _table(name, await rows(f"SELECT * FROM {quoted(name)} LIMIT {SAMPLE_ROWS}"))
-        for name in (named or names)[:MOST_TABLES]
-    ]
+    found = []
+    for name in (named or names)[:MOST_TABLES]:
+        key = f"{tool.server}/{name}"
+        if key not in known or not known[key].columns:  # an empty one may have got rows
+            known[key] = _table(name, await rows(f"SELECT * FROM {quoted(name)} LIMIT {SAMPLE_ROWS}"))
+        found.append(known[key])
+    return found
 
 
 def _table(name: str, sample: Sequence[Any]) -> Table:
