@@ -74,13 +74,22 @@ browser:
 	(command -v chromium && command -v chromedriver) >/dev/null || \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null)
 
+# two processes of one thread each: on busy cores faster than two threads that wait for each other
+DECIDER_TRAIN = $(BIN)/torchrun --nproc-per-node 2 -m heedful.train
+
 decider: $(TEST_INSTALLED)
 	$(BIN)/python -m recipes.decider.data
 	$(BIN)/python -m recipes.decider.baselines
-	$(BIN)/python -m recipes.decider.train build/decider/ce_short --loss ce --steps 100 --domains topics intents
-	$(BIN)/python -m recipes.decider.train build/decider/rlcd_short --loss rlcd --steps 100 --domains topics intents
-	$(BIN)/python -m recipes.decider.train build/decider/model --loss ce
-	$(BIN)/python -m recipes.decider.train build/decider/model --loss ce --cool
+	$(BIN)/python -m recipes.decider.drawn
+	rm -rf build/decider/runs
+	for loss in ce rlcd; do \
+	  $(DECIDER_TRAIN) --config recipes/decider/first.toml --decisions build/decider/drawn/short.jsonl --steps 100 \
+	    --set optim.schedule_steps=100 --set decide.loss=$$loss --out build/decider/runs/$${loss}_short && \
+	  $(BIN)/python -m recipes.decider.checkpoint build/decider/$${loss}_short build/decider/runs/$${loss}_short || exit 1; \
+	done
+	$(DECIDER_TRAIN) --config recipes/decider/first.toml --out build/decider/runs/first
+	$(DECIDER_TRAIN) --config recipes/decider/cool.toml --out build/decider/runs/cool
+	$(BIN)/python -m recipes.decider.checkpoint build/decider/model build/decider/runs/first build/decider/runs/cool
 	$(BIN)/python -m recipes.decider.evaluate build/decider/model recipes/decider/results.json \
 	  --beside build/decider/ce_short build/decider/rlcd_short
 	$(BIN)/python -m recipes.decider.ship build/decider/model recipes/decider/results.json

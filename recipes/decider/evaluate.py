@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from recipes.decider.baselines import PATH, Guesses
 from recipes.decider.data import BUILD
+from recipes.decider.drawn import SHORT_DOMAINS
 from recipes.decider.rows import HELD_OUT, TEST, VALIDATION, Row, read_rows
 
 from heedful.decide.calibrate import Calibration, Reliability, fit, reliability, softmax
@@ -78,7 +79,7 @@ def judge_loss(folder: Path) -> dict[str, Any]:
     training = json.loads((folder / "train.json").read_text())
     decider = Laya.load(str(folder), threads=THREADS)
     validation, test = (
-        [row for row in read_rows(BUILD / f"{part}.jsonl") if row.domain in training["domains"]]
+        [row for row in read_rows(BUILD / f"{part}.jsonl") if row.domain in SHORT_DOMAINS]
         for part in (VALIDATION, TEST)
     )
     calibration = fit_temperatures(validation, logits_of(decider, validation))

@@ -55,7 +55,7 @@ def card(results: dict[str, Any], counts: dict[str, dict[str, int]]) -> str:
         excluded="\n".join(f"- {name}: {why}." for name, why in EXCLUDED.items()),
         losses=losses(results["losses"]),
         taught=taught(counts),
-        rows=f"{training['rows']:,}",
+        rows=f"{sum(counts[TRAIN].values()):,}",
         read=f"{training['steps'] * training['batch']:,}",
         steps=f"{training['steps']:,}",
         batch=training["batch"],

@@ -1,7 +1,8 @@
-"""The recipe of heedful-decider: its rows, splits, losses and updates. No packages are fetched, nothing is trained."""
+"""The recipe of heedful-decider: its rows, splits, order and settings. No packages are fetched."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
@@ -10,25 +11,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.decider import packaged, rows
-from recipes.decider.checkpoint import head_tensors, write, write_fresh
-from recipes.decider.evaluate import interval, most_frequent
+from recipes.decider.checkpoint import facts_of, write_halves
+from recipes.decider.drawn import BATCH, COOLING_STEPS, STEPS, labelled
+from recipes.decider.evaluate import interval, keep_temperatures, most_frequent
 from recipes.decider.generated import FEELINGS, INTENTS, TOPICS, generated_domains
-from recipes.decider.lora import ALPHA, RANK, LowRankLinear, add_updates, set_updates, update_tensors
-from recipes.decider.losses import SAMPLES, SPHERICAL_WEIGHT, cross_entropy, policy_loss, rewards
 from recipes.decider.rows import HELD_OUT_WHOLE, Row, choice, noul, one_hot, split_of, take
-from recipes.decider.train import COOLING, COOLING_RATE, SCHEDULED, STEPS, WARM_UP, Plan, rate_share
 
 from heedful.decide.calibrate import Calibration
-from heedful.decide.laya_input import LayaPacker
-from heedful.engine.torch_laya import make_laya, question_logits
-from heedful.weights.load_laya import load_laya
+from heedful.decide.laya import Laya
+from heedful.train.decision_store import decision_rows
+from heedful.train.loop import begin, complete
+from heedful.train.schedule import rate_share
+from heedful.train.settings import TrainSettings, changed, from_file
+from heedful.weights.run_folder import model_in
 
 GENERATED = generated_domains(150)
 
@@ -106,105 +105,63 @@ def test_conversations_are_read_with_continued_lines() -> None:
     assert packaged._conversations(text) == [["do you eat?", "no, never"], ["Hi", "Hello"]]
 
 
-def padded(of: list[list[float]]) -> torch.Tensor:
-    return nn.utils.rnn.pad_sequence([torch.tensor(one) for one in of], batch_first=True)
-
-
-LOGITS, TARGETS = [[0.3, -1.0, 2.0], [0.5, 0.1]], [[0.0, 0.25, 0.75], [1.0, 0.0]]
-MASK = torch.tensor([[True, True, True], [True, True, False]])
-
-
-def test_cross_entropy_by_hand() -> None:
-    def of(z: list[float], t: list[float]) -> float:
-        total = sum(map(math.exp, z))
-        return -sum(share * math.log(math.exp(x) / total) for x, share in zip(z, t, strict=True))
-
-    by_hand = sum(map(of, LOGITS, TARGETS)) / 2
-    assert cross_entropy(padded(LOGITS), padded(TARGETS), MASK).item() == pytest.approx(by_hand, abs=1e-6)
-
-
-def test_rewards_by_hand() -> None:
-    shares = [[0.2, 0.3, 0.5], [0.9, 0.1]]
-    is_score = torch.tensor([True, False])
-    found = rewards(padded(shares)[None], padded(TARGETS), MASK, is_score)[0].tolist()
-    for p, t, scale, got in zip(shares, TARGETS, is_score.tolist(), found, strict=True):
-        log_score = sum(a * math.log(b) for a, b in zip(t, p, strict=True))
-        spherical = sum(a * b for a, b in zip(t, p, strict=True)) / math.sqrt(sum(b * b for b in p))
-        ranked = sum((sum(p[: k + 1]) - sum(t[: k + 1])) ** 2 for k in range(len(p))) / (len(p) - 1)
-        assert got == pytest.approx(log_score + SPHERICAL_WEIGHT * spherical - ranked * scale, abs=1e-5)
-
-
-def test_the_policy_loss_pulls_towards_the_copies_that_earn_more() -> None:
-    """Its gradient is −mean of A · noise / σ² over copies and questions: by loops, from the same noise."""
-    sigma, is_score = 0.4, torch.tensor([False, True])
-    logits = padded(LOGITS).requires_grad_()
-    policy_loss(logits, padded(TARGETS), MASK, is_score, sigma, torch.Generator().manual_seed(3)).backward()
-    noise = (sigma * torch.randn((SAMPLES, 2, 3), generator=torch.Generator().manual_seed(3))).numpy()
-    noise[:, 1, 2] = 0
-    noise[:, 0] -= noise[:, 0].mean(-1, keepdims=True)
-    noise[:, 1, :2] -= noise[:, 1, :2].mean(-1, keepdims=True)
-    copies = torch.tensor(padded(LOGITS).numpy() + noise).masked_fill(~MASK, -1e4).softmax(-1)
-    reward = rewards(copies, padded(TARGETS), MASK, is_score).numpy()
-    advantage = (reward - reward.mean(0)) / (reward.std(ddof=1) + 1e-6)
-    by_hand = -(advantage[:, :, None] * noise / sigma**2).sum(0) / (SAMPLES * 2)
-    assert logits.grad is not None
-    np.testing.assert_allclose(logits.grad.numpy(), by_hand, atol=1e-5)
-
-
-def test_the_rate_rises_then_falls_to_nothing() -> None:
-    steps, warm = 1000, round(1000 * WARM_UP)
-    rates = [rate_share(step, steps) for step in range(steps)]
-    assert rates[: warm + 1] == pytest.approx([*((at + 1) / warm for at in range(warm)), 1.0])
-    assert rates[warm:] == sorted(rates[warm:], reverse=True)
-    assert rates[(steps + warm) // 2] == pytest.approx(0.5, abs=0.01)
-    assert rates[-1] < 0.001
+RECIPE = Path(__file__).parents[2] / "recipes" / "decider"
 
 
 def test_the_rate_goes_on_where_the_first_part_stopped_and_cools_to_nothing() -> None:
-    first, second = (Plan("ce", steps, (), Path(), cools) for steps, cools in ((STEPS, False), (COOLING, True)))
-    assert first.rate(STEPS - 1) == rate_share(STEPS - 1, SCHEDULED)
-    assert second.rate(0) == pytest.approx(first.rate(STEPS), abs=0.03) == COOLING_RATE
-    assert second.rate(COOLING // 2) == pytest.approx(COOLING_RATE / 2)
-    assert second.rate(COOLING) == 0
-    assert Plan("ce", 100, (), Path(), cools=False).rate(99) == rate_share(99, 100)
+    first, cool = (changed(TrainSettings(), from_file(RECIPE / f"{name}.toml")) for name in ("first", "cool"))
+    assert (first.run.steps, cool.run.steps, first.decide.batch) == (STEPS, COOLING_STEPS, BATCH) == (5000, 800, 8)
+    rates = [5e-4 * rate_share(step, 5000, first.optim) for step in range(5000)]
+    warm = 240
+    assert rates[:warm] == pytest.approx([5e-4 * (at + 1) / warm for at in range(warm)])
+    assert rates[warm:] == sorted(rates[warm:], reverse=True)
+    by_hand = 0.5 * (1 + math.cos(math.pi * (4999 - warm) / (8000 - warm)))
+    assert rates[-1] == pytest.approx(5e-4 * by_hand)
+    cooled = [1.5e-4 * rate_share(step, 800, cool.optim) for step in range(800)]
+    assert cooled[0] == pytest.approx(rates[-1], rel=0.1)
+    assert cooled == pytest.approx([1.5e-4 * (1 - step / 800) for step in range(800)], abs=3e-7)
+    assert cool.model.base == "build/decider/runs/first"
+    for settings in (first, cool):
+        assert (settings.lora.rank, settings.lora.told_alpha, settings.data.shuffle) == (16, 32, False)
+        complete(settings)
 
 
-def test_a_low_rank_update_is_the_sum_that_its_pairs_make() -> None:
-    torch.manual_seed(1)
-    linear = LowRankLinear(nn.Linear(8, 12), parts=3)
-    nn.init.normal_(linear.b)
-    merged = linear.base.weight + ALPHA / RANK * torch.cat([b @ a for a, b in linear.pairs()])
-    x = torch.randn(5, 8)
-    assert all(a.shape == (RANK, 8) and b.shape == (4, RANK) for a, b in linear.pairs())
-    torch.testing.assert_close(linear(x), nn.functional.linear(x, merged, linear.base.bias))
+def test_rows_are_laid_down_as_they_are_drawn(some_rows: list[Row], tmp_path: Path) -> None:
+    """The file that is trained on gives each row with its shares."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(labelled(row))}\n" for row in some_rows))
+    for read, row in zip(decision_rows([path]), some_rows, strict=True):
+        assert (read.state, read.target) == (row.state, row.target)
+        assert read.question.to_dict() == row.typed().to_dict()
 
 
-def test_what_was_trained_is_what_the_engine_loads(tmp_path: Path, minilm_dir: Path) -> None:
-    """The network as trained, updates beside their matrices, against the written folder as the engine merges it."""
-    write_fresh(tmp_path)
-    loaded = load_laya(tmp_path)
-    trained = make_laya(loaded.config, loaded.trunk, loaded.head, threads=1)
-    torch.manual_seed(2)
-    add_updates(trained.trunk)
-    for parameter in [*trained.head.parameters(), *(p for p in trained.trunk.parameters() if p.requires_grad)]:
-        parameter.data = (parameter + 0.02 * torch.randn(parameter.shape)).half().float()
-    write(
-        tmp_path, {**head_tensors(trained.head, loaded), **update_tensors(trained.trunk)}, Calibration({"score": 2.0})
-    )
-    again = load_laya(tmp_path)
-    shipped = make_laya(again.config, again.trunk, again.head, updates=again.updates, threads=1)
-    packer = LayaPacker(again.tokenizer, again.marks, again.layout)
-    asked = [row.typed() for row in GENERATED["facts"][:3]]
-    sequences = [packer.pack(one, packer.state("Ivan's pet is dog.")).sequence for one in asked]
-    with torch.no_grad():
-        before, after = (torch.cat(question_logits(network, sequences)) for network in (trained, shipped))
-        going_on = make_laya(again.config, again.trunk, again.head, threads=1)
-        add_updates(going_on.trunk)
-        set_updates(going_on.trunk, load_file(tmp_path / "model.safetensors"))
-        resumed = torch.cat(question_logits(going_on, sequences))
-    torch.testing.assert_close(before, after, atol=2e-4, rtol=1e-4)
-    torch.testing.assert_close(before, resumed, atol=2e-4, rtol=1e-4)
-    assert again.settings["temperature"] == [1.0, 2.0, 1.0]
+@pytest.fixture(scope="module")
+def some_rows() -> list[Row]:
+    return [row for rows in GENERATED.values() for row in rows[:8]]
+
+
+def test_a_short_training_becomes_the_folder_that_is_shipped(
+    minilm_dir: Path, some_rows: list[Row], tmp_path: Path
+) -> None:
+    """Two runs, the second from the first, as the recipe has it; halves answer as the run does."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(labelled(row))}\n" for row in some_rows))
+    given = {"data.decisions": [str(path)], "data.validation": [], "data.validation_share": 0, "decide.batch": 2}
+    given |= {"run.steps": 2, "run.threads": 1, "run.sample_every": 0}
+    runs = [tmp_path / "first", tmp_path / "cool"]
+    for run, more in zip(runs, ({}, {"model.base": str(runs[0])}), strict=True):
+        settings = changed(TrainSettings(), {**from_file(RECIPE / f"{run.name}.toml"), **given, **more})
+        begin(run, settings, say=lambda line: None)
+    write_halves(model_in(runs[1]), tmp_path / "model")
+    facts = facts_of(runs)
+    assert (facts["loss"], facts["batch"], facts["steps"]) == ("ce", 2, 4)
+    keep_temperatures(tmp_path / "model", Calibration({"score": 2.0}))
+    trained, shipped = (Laya.load(str(folder), threads=1) for folder in (runs[1], tmp_path / "model"))
+    assert shipped.calibration.temperature("score", 3) == 2
+    assert sum(file.stat().st_size for file in (tmp_path / "model").iterdir()) < 12_000_000
+    for row in some_rows[:6]:
+        ours, theirs = (decider.logits(row.state, [row.typed()])[0] for decider in (trained, shipped))
+        np.testing.assert_allclose(ours, theirs, atol=5e-3)
 
 
 def test_the_bootstrap_draws_groups() -> None:

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from recipes.decider.data import SHARES
 from recipes.decider.dictionary import _KINDS as KIND_NAMES
 from recipes.decider.dictionary import Dictionary, Sense, dictionary_rows, read_dictionary
+from recipes.decider.drawn import drawn
 from recipes.decider.fetch import members
 from recipes.decider.guard import CLASSES, guard_row
 from recipes.decider.lookup import lookup_row
 from recipes.decider.rows import Row, noul, one_hot
-from recipes.decider.train import drawn
 
 SUBJECTS = ["chess", "law", "music", "golf", "logic", "poetry", "botany", "genetics"]
 KINDS = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 18, 19, 20, 21, 22, 23, 25, 26, 27, 28]

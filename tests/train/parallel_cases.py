@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from training_cases import small_settings
+from training_cases import quiet, small_settings
 
 import heedful.train.parallel  # noqa: F401  once, before processes part
 from heedful.errors import ProcessLost
@@ -56,10 +56,6 @@ def before_last_checkpoint(run: Path, copy: Path) -> Path:
     shutil.copytree(run, copy)
     shutil.rmtree(copy / "checkpoints" / f"step-{STEPS:08d}")
     return copy
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 def in_processes(size: int, work: Callable[[], Any]) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.numpy import load_file
-from training_cases import small_settings, write_documents
+from training_cases import LORA, quiet, write_documents
 
 from heedful.engine.llm import LLM
 from heedful.errors import BadParameter, FileFormatError, SourceError
@@ -32,26 +32,13 @@ from heedful.weights.export import export_gguf, export_hf
 from heedful.weights.load import load
 from heedful.weights.run_folder import model_in
 
-LORA = {"lora.rank": 4, "lora.alpha": 8.0}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def quiet(line: str) -> None:
-    pass
-
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers as a GGUF in Q8_0, with F16 where rows are not whole blocks."""
-    folder = tmp_path_factory.mktemp("base")
-    more = {"model__qk_norm": False, "model__windows": "L", "model__context_len": 96, "run__steps": 2}
-    begin(folder / "run", small_settings(write_documents(folder / "t.jsonl"), **more, run__eval_every=0), say=quiet)
-    export_gguf(load(str(folder / "run")), folder / "base.gguf", "q8_0")
-    return folder / "base.gguf"
+def base(base_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny decoder as a GGUF in Q8_0, with F16 where rows are not whole blocks."""
+    path = tmp_path_factory.mktemp("base") / "base.gguf"
+    export_gguf(load(str(base_run)), path, "q8_0")
+    return path
 
 
 @pytest.fixture(scope="module")

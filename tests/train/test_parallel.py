@@ -16,7 +16,7 @@ import pytest
 import torch
 from parallel_cases import STEPS, before_last_checkpoint, settings_of
 from safetensors.numpy import load_file
-from training_cases import write_documents
+from training_cases import quiet, write_documents
 
 from heedful.errors import BadParameter, UsageError
 from heedful.models.decoder import Decoder
@@ -32,10 +32,6 @@ from heedful.train.shape import model_config
 from heedful.train.shares import own_parts, shares
 from heedful.train.trainer import Trainer
 from heedful.weights.run_folder import newest_checkpoint
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

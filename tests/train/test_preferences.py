@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from training_cases import small_settings, write_documents
+from training_cases import LORA, quiet
 
 from heedful.errors import BadParameter, FileFormatError
 from heedful.train.batches import pairs_of
@@ -30,27 +30,15 @@ from heedful.train.settings import TrainSettings, by_name, changed
 from heedful.weights.export import export_hf
 from heedful.weights.load import load
 
-LORA = {"lora.rank": 4, "lora.alpha": 8.0}
 BETA = 0.3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def quiet(line: str) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers of width 32, as a Hugging Face folder."""
-    folder = tmp_path_factory.mktemp("base")
-    more = {"model__qk_norm": False, "model__windows": "L", "model__context_len": 96, "run__steps": 2}
-    begin(folder / "run", small_settings(write_documents(folder / "t.jsonl"), **more, run__eval_every=0), say=quiet)
-    export_hf(load(str(folder / "run")), folder / "hf", "f32")
-    return folder / "hf"
+def base(base_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny decoder as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("base") / "hf"
+    export_hf(load(str(base_run)), folder, "f32")
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from training_cases import small_settings, write_documents
+from training_cases import quiet, small_settings, write_documents
 
 from heedful.errors import BadParameter, FileFormatError, TrainingDiverged, UsageError
 from heedful.train.loop import Outcome, begin, resume
@@ -24,10 +24,6 @@ from heedful.train.trainer import Trainer
 from heedful.weights.run_folder import checkpoints, is_whole, model_in, newest_checkpoint
 
 STEPS = 12
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 def losses(folder: Path) -> list[tuple[int, float, float, int]]:

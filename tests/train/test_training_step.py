@@ -30,11 +30,6 @@ from heedful.train.shape import model_config
 from heedful.train.trainer import Trainer
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def small_config(softcap: float | None = None) -> ModelConfig:
     return replace(model_config(complete(small_settings(Path("x"))).model, 290), logit_softcap=softcap)
 

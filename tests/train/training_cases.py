@@ -38,6 +38,12 @@ SMALL: dict[str, Any] = {
     "run.sample_every": 0,
 }
 
+LORA = {"lora.rank": 4, "lora.alpha": 8.0}
+
+
+def quiet(line: str) -> None:
+    pass
+
 
 def write_documents(path: Path, count: int = 60) -> Path:
     """JSONL; a few epochs of twelve steps."""

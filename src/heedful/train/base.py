@@ -41,11 +41,11 @@ def recorded(name: str, path: Path) -> Base:
     return Base(name, str(path) if Path(name).exists() else name, _digest(path))
 
 
-def require_unchanged(base: Base, path: Path) -> None:
-    """Raises FileFormatError when what is at `path` now is another."""
-    if (found := _digest(path)) != base.sha256:
+def require_unchanged(base: Base, found: Base) -> None:
+    """Raises FileFormatError when what was found at its source is another."""
+    if found.sha256 != base.sha256:
         raise FileFormatError(
-            f"the base {base.name} has changed: its sha256 was {base.sha256[:16]}… and is {found[:16]}…",
+            f"the base {base.name} has changed: its sha256 was {base.sha256[:16]}… and is {found.sha256[:16]}…",
             f"Put back what lay at {base.source}, or begin the run anew.",
         )
 
@@ -60,7 +60,7 @@ def reopened(base: Base) -> LoadedModel:
         loaded = load(base.source)
     except HeedfulError as error:
         raise cannot_be_opened(base, error) from error
-    require_unchanged(base, loaded.path)
+    require_unchanged(base, recorded(base.source, loaded.path))
     return loaded
 
 

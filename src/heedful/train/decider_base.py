@@ -12,6 +12,7 @@ from heedful.decide.load import find_decider
 from heedful.errors import BadParameter, HeedfulError
 from heedful.models.laya_config import LayaConfig, LayaLayout
 from heedful.train.base import Base, cannot_be_opened, recorded, require_unchanged
+from heedful.train.settings import LoraSettings, TrainSettings
 from heedful.weights.load_encoder import load_encoder
 from heedful.weights.load_laya import MOST_LEN, load_laya, marked_tokenizer
 from heedful.weights.lora import LoraAdapter
@@ -21,6 +22,16 @@ from heedful.weights.source_names import ALIASES
 TRAINED_TRUNKS = ("bert", "modernbert")
 _ROOM, _ROOM_WITHOUT_STATE = 8, 6
 """Tokens of a question to each position of the trunk: options share their positions."""
+_TARGETS = {
+    "q": ("q_proj",),
+    "k": ("k_proj",),
+    "v": ("v_proj",),
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "up": ("up_proj",),
+    "down": ("down_proj",),
+}
+"""Matrices of an encoder's layers by the names that settings have for them."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -41,8 +52,8 @@ class DeciderBase:
     """What a checkpoint with the trunk in it has beside the weights, by name."""
 
 
-def open_decider_base(name: str, head_layers: int) -> tuple[Base, DeciderBase]:
-    """Raises as `find_decider` and the loaders do; BadParameter for what cannot learn decisions."""
+def open_decider_base(name: str, settings: TrainSettings) -> tuple[Base, DeciderBase]:
+    """Raises as `find_decider` and the loaders do; BadParameter for what cannot learn decisions, or not so."""
     source = find_decider(name)
     if source.kind not in ("laya", "classifier") or source.path is None:
         raise BadParameter(
@@ -50,21 +61,47 @@ def open_decider_base(name: str, head_layers: int) -> tuple[Base, DeciderBase]:
             f"{name} is neither an encoder nor a Laya checkpoint",
             "Take minilm, or a run that learned to decide.",
         )
-    found = _of_checkpoint(source.path) if source.kind == "laya" else _of_encoder(name, head_layers)
+    found = _of_checkpoint(source.path) if source.kind == "laya" else _of_encoder(name, settings.decide.head_layers)
     if found.config.trunk.family not in TRAINED_TRUNKS:
         raise BadParameter(
             "--base", f"is of the family {found.config.trunk.family}", f"Trained are {', '.join(TRAINED_TRUNKS)}."
         )
+    if settings.lora.rank:
+        _require_fitting_updates(found, settings.lora)
     return recorded(name, source.path), found
 
 
-def reopened_decider_base(base: Base, head_layers: int) -> DeciderBase:
+def _require_fitting_updates(base: DeciderBase, settings: LoraSettings) -> None:
+    """Those of the base are gone on with."""
+    if not any(is_target(name, settings) for name in base.trunk):
+        known = ", ".join(dict.fromkeys(name for names in _TARGETS.values() for name in names))
+        raise BadParameter("lora.targets", "names no matrix of this encoder", f"Known: {known}.")
+    for name, update in ({} if base.updates is None else base.updates.updates).items():
+        if (update.rank, update.scale) != (settings.rank, settings.scale):
+            raise BadParameter(
+                "lora.rank",
+                f"is {settings.rank} with alpha {settings.told_alpha:g}; the base has updates of rank {update.rank} "
+                f"with alpha {update.scale * update.rank:g}",
+                f"Give --lora {update.rank}, or train all weights, without --lora.",
+            )
+        if not is_target(name, settings):
+            raise BadParameter("lora.targets", f"leaves out {name}, which the base updates", "Do not set it.")
+
+
+def is_target(name: str, settings: LoraSettings) -> bool:
+    """Whether a weight of the trunk, by our name, gets an update."""
+    wanted = _TARGETS.get(name.removesuffix(".weight").rpartition(".")[2])
+    return name.startswith("layers.") and wanted is not None and set(wanted) <= set(settings.targets)
+
+
+def reopened_decider_base(base: Base, settings: TrainSettings) -> DeciderBase:
     """Raises FileFormatError when it is not there any more or is another now."""
     try:
-        require_unchanged(base, find_decider(base.source).path or Path())
-        return open_decider_base(base.source, head_layers)[1]
+        found, opened = open_decider_base(base.source, settings)
     except HeedfulError as error:
         raise cannot_be_opened(base, error) from error
+    require_unchanged(base, found)
+    return opened
 
 
 def _of_encoder(name: str, head_layers: int) -> DeciderBase:

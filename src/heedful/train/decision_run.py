@@ -28,7 +28,7 @@ def begin_decision_run(folder: Path, settings: TrainSettings, say: Callable[[str
     """
 
     def write(aside: Path) -> Base:
-        base, opened = open_decider_base(str(settings.model.base), settings.decide.head_layers)
+        base, opened = open_decider_base(str(settings.model.base), settings)
         for name, paths in (("train", settings.data.decisions), ("validation", settings.data.validation)):
             if paths:
                 say(write_decisions(aside / name, [Path(path) for path in paths], opened.packer, name))

@@ -56,7 +56,7 @@ class DecisionTrainer(Learner):
             raise BadParameter("parallel.tensor", "an encoder is not cut", "Use all processes as data ranks.")
         prepare_process(max(1, told(run.settings.run.threads) // team.processes.local_size))
         self.run = run
-        base = reopened_decider_base(run.base, run.settings.decide.head_layers)
+        base = reopened_decider_base(run.base, run.settings)
         self.packer = base.packer
         self.model = TrainedDecider(base, run.settings)
         self.config, self.network = self.model.config, self.model.network

@@ -24,7 +24,6 @@ from heedful.train.base import reopened
 from heedful.train.checkpoint import Arrays
 from heedful.train.report import training_flops
 from heedful.train.run_files import RunFiles, base_of, read_settings
-from heedful.train.settings import LoraSettings
 from heedful.weights.load import LoadedModel, load
 from heedful.weights.lora import CONFIG_NAME, WEIGHTS_NAME
 from heedful.weights.names import Weights, WeightsToPlace, hf_name
@@ -175,7 +174,6 @@ class UpdatedBase:
 
     def _add_updates(self, generator: torch.Generator) -> None:
         settings = self._lora
-        scale = lora_alpha(settings) / settings.rank
         for name, module in list(self.decoder.named_modules()):
             if not isinstance(module, FrozenLinear) or not name.startswith("layers."):
                 continue
@@ -186,7 +184,9 @@ class UpdatedBase:
                     self._by_name[part] = updates[place]
             if updates:
                 rows = [part.shape[0] for part in module.parts]
-                replace_module(self.decoder, name, UpdatedLinear(module, rows, updates, scale, settings.dropout))
+                replace_module(
+                    self.decoder, name, UpdatedLinear(module, rows, updates, settings.scale, settings.dropout)
+                )
 
     # ---- checkpoints
 
@@ -208,7 +208,7 @@ class UpdatedBase:
 
     def documents(self) -> dict[str, bytes]:
         assert self._run.base is not None, self._run.folder
-        alpha = lora_alpha(self._lora)
+        alpha = self._lora.told_alpha
         settings = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -231,10 +231,6 @@ class UpdatedBase:
         frozen = self.config.linear_weights + self.config.head_weights
         trained = sum(parameter.numel() for _, parameter in self._named())
         return training_flops(self.config, tokens, visits) - 2 * frozen * tokens + 6 * trained * tokens
-
-
-def lora_alpha(settings: LoraSettings) -> float:
-    return 2.0 * settings.rank if settings.alpha is None else settings.alpha
 
 
 def merged(run: Path) -> LoadedModel:

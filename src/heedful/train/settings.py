@@ -113,6 +113,14 @@ class LoraSettings:
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Matrices of every layer that get one, by the names that the peft package knows."""
 
+    @property
+    def told_alpha(self) -> float:
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+    @property
+    def scale(self) -> float:
+        return self.told_alpha / self.rank
+
 
 @dataclass(frozen=True)
 class DpoSettings:

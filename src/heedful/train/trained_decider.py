@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 from heedful.engine.torch_embed import build_encoder
 from heedful.engine.torch_laya import build_head
-from heedful.errors import BadParameter
 from heedful.models.laya import HeadBlock, LayaHead, LayaNetwork
 from heedful.models.laya_config import LayaConfig
 from heedful.train import checkpoint as files
 from heedful.train.checkpoint import Arrays
-from heedful.train.decider_base import DeciderBase
-from heedful.train.low_rank import LowRankUpdate, UpdatedLinear, lora_alpha, replace_module
-from heedful.train.settings import LoraSettings, TrainSettings
+from heedful.train.decider_base import DeciderBase, is_target
+from heedful.train.low_rank import LowRankUpdate, UpdatedLinear, replace_module
+from heedful.train.settings import TrainSettings
 from heedful.weights.encoder_names import encoder_hf_name
 from heedful.weights.laya_names import TRUNK, laya_name
 from heedful.weights.load_laya import CONFIG_NAME
@@ -33,9 +32,6 @@ from heedful.weights.names import WeightsToPlace
 from heedful.weights.safetensors_file import read_safetensors
 
 UPDATES = "updates.safetensors"
-_TARGETS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj", "up": "up_proj", "down": "down_proj"}
-"""Matrices of an encoder's layers by the names that settings have for them."""
-_FUSED_TARGETS = {"qkv": ("q_proj", "k_proj", "v_proj")}
 
 
 class TrainedDecider:
@@ -77,14 +73,12 @@ class TrainedDecider:
 
     def _add_updates(self, generator: torch.Generator) -> None:
         settings, trunk = self._lora, self.network.trunk
-        scale = lora_alpha(settings) / settings.rank
-        self._require_same_updates(scale)
         for name, module in list(trunk.named_modules()):
             if not isinstance(module, nn.Linear) or not name.startswith("layers."):
                 continue
             parts = self._parts(name)
             rows = [len(self._trunk_slots[f"{part}.weight"]) for part in parts]
-            chosen = {place: part for place, part in enumerate(parts) if _is_target(part, settings)}
+            chosen = {place: part for place, part in enumerate(parts) if is_target(part, settings)}
             updates = {}
             for place, part in chosen.items():
                 updates[place] = LowRankUpdate(module.in_features, rows[place], settings.rank, generator)
@@ -92,29 +86,13 @@ class TrainedDecider:
                 nn.init.normal_(updates[place].a, 0.0, module.in_features**-0.5, generator=generator)
                 self._updates[part] = updates[place]
             if updates:
-                replace_module(trunk, name, UpdatedLinear(module, rows, updates, scale, settings.dropout))
-        if not self._updates:
-            known = ", ".join(_TARGETS.values())
-            raise BadParameter("lora.targets", "names no matrix of this encoder", f"Known: {known}.")
+                replace_module(trunk, name, UpdatedLinear(module, rows, updates, settings.scale, settings.dropout))
         self._place_base_updates()
 
     def _parts(self, module: str) -> list[str]:
         """Our names of the matrices that are fused in a module."""
         stem = module.removesuffix("qkv")
         return [stem + part for part in "qkv"] if f"{stem}q.weight" in self._trunk_slots else [module]
-
-    def _require_same_updates(self, scale: float) -> None:
-        """Those of the base are gone on with."""
-        for name, update in ({} if self._base.updates is None else self._base.updates.updates).items():
-            if (update.rank, update.scale) != (self._lora.rank, scale):
-                raise BadParameter(
-                    "lora.rank",
-                    f"is {self._lora.rank} with alpha {lora_alpha(self._lora):g}; the base has updates of rank "
-                    f"{update.rank} with alpha {update.scale * update.rank:g}",
-                    f"Give --lora {update.rank}, or train all weights, without --lora.",
-                )
-            if not _is_target(name.removesuffix(".weight"), self._lora):
-                raise BadParameter("lora.targets", f"leaves out {name}, which the base updates", "Leave it out.")
 
     def _place_base_updates(self) -> None:
         if self._base.updates is None:
@@ -134,11 +112,10 @@ class TrainedDecider:
         """Of updates that a checkpoint has to add to the trunk: the model that is run, by file."""
         if self.weights_file == files.MODEL:
             return {}
-        scale = lora_alpha(self._lora) / self._lora.rank
         whole: dict[str, npt.NDArray[Any]] = {name: each.detach().numpy() for name, each in self._head()}
         for name, slot in self._trunk_slots.items():
             update = self._updates.get(name.removesuffix(".weight"))
-            added = slot if update is None else slot + scale * (update.b @ update.a)
+            added = slot if update is None else slot + self._lora.scale * (update.b @ update.a)
             whole[self._trunk_name(name)] = added.detach().numpy()
         return {files.MODEL: whole}
 
@@ -174,7 +151,7 @@ class TrainedDecider:
         for name in ("trunk", "lora_r", "lora_alpha"):
             settings.pop(name, None)
         if self._holds_updates:
-            settings |= {"trunk": "alias", "lora_r": self._lora.rank, "lora_alpha": lora_alpha(self._lora)}
+            settings |= {"trunk": "alias", "lora_r": self._lora.rank, "lora_alpha": self._lora.told_alpha}
         found = {CONFIG_NAME: f"{json.dumps(settings, indent=1)}\n".encode()}
         if not self._holds_updates:
             found |= {name: path.read_bytes() for name, path in self._base.trunk_files.items()}
@@ -193,8 +170,3 @@ def fresh_head(config: LayaConfig, seed: int) -> LayaHead:
             nn.init.zeros_(block.attn.qkv.bias)
             nn.init.zeros_(block.attn.out.bias)
     return head
-
-
-def _is_target(part: str, settings: LoraSettings) -> bool:
-    kind = part.rpartition(".")[2]
-    return set(_FUSED_TARGETS.get(kind, (_TARGETS.get(kind, ""),))) <= set(settings.targets)
