@@ -27,6 +27,7 @@ VERBS = {
     "runs": "runs",
     "export": "export",
     "serve": "serve",
+    "deploy": "deploy",
     "route": "app",
     "mcp": "app",
     "cost": "cost",

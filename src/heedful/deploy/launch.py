@@ -1,0 +1,83 @@
+"""Applications of a Serve YAML, run until somebody ends it: on a Ray of this process, or on a cluster that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heedful.deploy.settings import settings_from_args
+from heedful.errors import BadParameter
+
+IMPORT_PATH = "heedful.deploy.app:build"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """One application of the file, and where it listens."""
+
+    name: str
+    route_prefix: str
+    args: Mapping[str, Any]
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}{self.route_prefix.rstrip('/')}"
+
+
+def read_app(path: Path) -> Deployed:
+    """Raises BadParameter for a file that is no Serve YAML with one application of ours."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise BadParameter("app.yaml", f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise BadParameter("app.yaml", f"{path} is not YAML: {str(error)[:150]}") from None
+    applications = found.get("applications") if isinstance(found, Mapping) else None
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], Mapping):
+        raise BadParameter("app.yaml", "must have a list of one under applications", "examples/deploy.yaml is one.")
+    one = applications[0]
+    if one.get("import_path") != IMPORT_PATH:
+        what = f"has import_path {one.get('import_path')!r:.60}, and not {IMPORT_PATH}"
+        raise BadParameter("app.yaml", what, "`serve deploy` runs applications of all kinds.")
+    args = one.get("args") or {}
+    if not isinstance(args, Mapping):
+        raise BadParameter("args", "must map names to values")
+    settings_from_args(args)
+    http = found.get("http_options") or {}
+    host, port = http.get("host", "127.0.0.1"), http.get("port", 8000)
+    if not isinstance(host, str) or isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise BadParameter("http_options", "must have a host, and a port between 1 and 65535")
+    return Deployed(str(one.get("name", "heedful")), str(one.get("route_prefix", "/")), args, host, port)
+
+
+def start(app: Deployed, address: str | None = None) -> None:
+    """`address`: of a cluster; None: a Ray of this machine's cores, which ends with this process. Returns when the
+    replicas are ready."""
+    import ray
+    from ray import serve
+
+    from heedful.deploy.app import build
+
+    if address is None:
+        ray.init(include_dashboard=False, configure_logging=False, log_to_driver=False)
+    else:
+        ray.init(address=address, log_to_driver=False)
+    serve.start(http_options={"host": app.host, "port": app.port})
+    serve.run(build(app.args), name=app.name, route_prefix=app.route_prefix)
+
+
+def stop(app: Deployed, *, is_own: bool) -> None:
+    """Open answers end first. `is_own`: Ray ends too."""
+    import ray
+    from ray import serve
+
+    serve.delete(app.name)
+    if is_own:
+        serve.shutdown()
+    ray.shutdown()
