@@ -15,7 +15,7 @@ import typer
 from heedful.cli.adapter_option import Adapter, adapter_from_option
 from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
-from heedful.cli.tool_options import DEFAULT_EMBEDDER, Mcp, McpTrust, ToolEmbedder
+from heedful.cli.tool_options import DEFAULT_EMBEDDER, Mcp, McpTrust, ToolEmbedder, check_tools
 from heedful.errors import BadParameter, HeedfulError, TemplateError
 from heedful.weights.source_names import default_model
 
@@ -73,6 +73,7 @@ def chat(
 
     Piped input works too: every line is a message, every answer goes to stdout.
     """
+    from heedful.cli.message_input import stdin_is_typed
     from heedful.engine.llm import sampling_params
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
@@ -80,6 +81,7 @@ def chat(
     policy = policy_from_options(kv, precise, window, sinks, budget, prefill)
     kept = prefix_cache_from_options(prefix_cache, prefix_cache_size)
     _check_texts(model, system)
+    check_tools(mcp, trust=mcp_trust, can_ask=stdin_is_typed())
     wanted = _wanted_chat(resume_id, resume=resume, no_history=no_history)
     screen = _screen()
     history = None if no_history else _open_history(screen, must_serve=wanted is not None)

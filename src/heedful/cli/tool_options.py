@@ -29,16 +29,33 @@ ToolEmbedder = Annotated[
 DEFAULT_EMBEDDER = "minilm"
 
 
+def check_tools(file: Path | None, *, trust: bool, can_ask: bool) -> None:
+    """Before seconds of loading: what is wrong with the file, and, where nobody can be asked, which server was not
+    agreed to. Raises BadParameter, McpConfigError, McpNotApproved."""
+    if file is None:
+        if trust:
+            raise BadParameter("--mcp-trust", "needs servers", "Name their file: --mcp servers.json")
+        return
+    from heedful.mcp.approvals import Approvals
+    from heedful.mcp.config import read_config
+    from heedful.mcp.manager import not_approved
+
+    config, approvals = read_config(file), Approvals.open()
+    if not config.servers:
+        raise BadParameter("--mcp", f"{file} names no servers")
+    for server in config.servers.values():
+        if not (trust or can_ask or approvals.is_approved(server)):
+            raise not_approved(server, config)
+
+
 @contextmanager
 def opened_tools(
     llm: LLM, file: Path | None, *, trust: bool, embedder: str, ask: Ask | None, approve: Callable[[str], bool] | None
 ) -> Iterator[ToolChat | None]:
-    """None without a file. Servers start when first needed and are gone afterwards. `ask`: whether a call that the
-    policy asks about may be made; None: it is refused. `approve`: agrees to a server by its name, as `heedful mcp
-    approve` does, and says whether it was; None: nobody is there, and one that was not agreed to is an error."""
+    """None without a file, which check_tools has looked at. Servers start when first needed and are gone afterwards.
+    `ask`: whether a call that the policy asks about may be made; None: it is refused. `approve`: agrees to a server by
+    its name, as `heedful mcp approve` does, and says whether it was; one that was not is left out."""
     if file is None:
-        if trust:
-            raise BadParameter("--mcp-trust", "needs servers", "Name their file: --mcp servers.json")
         yield None
         return
     from heedful.mcp.approvals import Approvals
@@ -48,20 +65,12 @@ def opened_tools(
     from heedful.mcp.manager import not_approved
 
     config, approvals = read_config(file), Approvals.open()
-    if not config.servers:
-        raise BadParameter("--mcp", f"{file} names no servers")
     unknown = [] if trust else [server for server in config.servers.values() if not approvals.is_approved(server)]
-    if unknown and approve is None:
+    refused = {server.name for server in unknown if approve is None or not approve(server.name)}
+    agreed = {name: each for name, each in config.servers.items() if name not in refused}
+    if not agreed:
         raise not_approved(unknown[0], config)
-    refused = {server.name for server in unknown if approve is not None and not approve(server.name)}
-    if refused:
-        config = McpConfig({name: each for name, each in config.servers.items() if name not in refused}, config.source)
-        approvals = Approvals.open()
-    elif unknown:
-        approvals = Approvals.open()  # as they are now
-    if not config.servers:
-        raise not_approved(unknown[0], config)
-    with McpThread(config, approvals, trust=trust) as tools:
+    with McpThread(McpConfig(agreed, config.source), Approvals.open(), trust=trust) as tools:
         yield ToolChat(llm, tools, embedder=lambda: _embedder(embedder), ask=ask)
 
 

@@ -306,7 +306,7 @@ class ToolTurn:
             yield from self._spoken(self._messages)
         else:
             self._way = "model"
-            yield from self._by_model()
+            yield from self._by_model(list(catalogue))
 
     async def _delegate_plans(self, question: str, catalogue: Catalogue) -> list[Plan]:
         assert self._selection is not None
@@ -376,12 +376,12 @@ class ToolTurn:
 
     # A call that the model writes
 
-    def _by_model(self) -> Iterator[TurnEvent]:
+    def _by_model(self, names: Sequence[str]) -> Iterator[TurnEvent]:
         """Rounds: the model writes a call, or the answer. One without a format for tools must call first, and answers
-        when it has data; the others decide for themselves."""
+        when it has data; the others decide for themselves. `names`: of all tools that a call may be of, told or not: it
+        is under schema and policy either way."""
         assert self._selection is not None
         limits, prompt = self._chat.limits, self._chat.prompt
-        names = [tool.model_name for tool in self._selection.tools]
         messages = list(self._messages)
         has_data = False
         for number in range(limits.rounds):
