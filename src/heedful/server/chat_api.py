@@ -153,8 +153,9 @@ class ChatReply:
             if delta is not None:
                 yield {**head, "choices": [self._chunk(index, delta, writers[index])]}
                 continue
-            reason = turns[index].finish_reason
-            yield {**head, "choices": [{**_chunk(index, {}), "finish_reason": reason}]}
+            turn = turns[index]
+            reasons = {"finish_reason": turn.finish_reason, "stop_reason": turn.completion.matched_stop}
+            yield {**head, "choices": [{**_chunk(index, {}), **reasons}]}
         if self._with_usage:
             yield {**head, "choices": [], "usage": usage_of([turn.completion for turn in turns])}
 

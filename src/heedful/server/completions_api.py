@@ -24,6 +24,8 @@ from heedful.server.failures import HTTPFailure, fields_named
 from heedful.server.fields import SamplingFields, ask_of, grammar_of
 from heedful.server.ids import new_id
 from heedful.server.merge import merged
+from heedful.server.route_completions import routed_completion
+from heedful.server.routing import is_routed
 from heedful.server.state import state_of
 from heedful.text.tokenizer import Tokenizer
 
@@ -50,6 +52,8 @@ async def completions(request: Request) -> ASGIApp:
         )
         raise HTTPFailure(400, message, field="prompt")
     with fields_named({"messages": "prompt"}):
+        if is_routed(state, body.model):
+            return await routed_completion(request, body, prompts, ask.sampling.max_tokens)
         async with AsyncExitStack() as stack:
             hosted = await stack.enter_async_context(state.pool.lease(body.model))
             reply = _Reply(hosted.name, hosted.llm.tokenizer, body)

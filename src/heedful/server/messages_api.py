@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal
 
 import msgspec
@@ -12,17 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from heedful.engine.answer import Completion
 from heedful.request import GrammarSpec
 from heedful.server import sse
+from heedful.server.answered import Answered, Ending, LocalAnswer, RoutedAnswer
 from heedful.server.asks import Chat, ChatTurn, count_tokens
 from heedful.server.blocks import Block, BlockReader, Closed, Grew, Opened, Step
 from heedful.server.bodies import JSON, json_response, read_body, until_hangup
-from heedful.server.chat_api import usage_of
 from heedful.server.failures import Failure, HTTPFailure, anthropic_body, fields_named
 from heedful.server.fields import SamplingFields, ask_of, grammar_of, stops_of
 from heedful.server.ids import new_id
 from heedful.server.message_blocks import choice_of, messages_of_turns, tools_of
+from heedful.server.route_bodies import chat_body
+from heedful.server.routing import is_routed, model_of, open_routed, route_headers, with_route
 from heedful.server.state import state_of
 
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
@@ -59,14 +60,27 @@ async def create_message(request: Request) -> ASGIApp:
             raise HTTPFailure(400, "must be given, and at least 1", field="max_tokens")
         chat, stops = body.chat, stops_of(body.stop_sequences)
         ask = ask_of(body, state.settings, request.state.salt, grammar=body.grammar, stop=stops)
+        if is_routed(state, body.model):
+            return await _routed(request, body, chat)
         async with AsyncExitStack() as stack:
             hosted = await stack.enter_async_context(state.pool.lease(body.model))
             turn = await ChatTurn.open(hosted, chat, ask)
             stack.callback(turn.stream.close)
-            reply = _Reply(hosted.name)
+            reply, answered = _Reply(hosted.name), LocalAnswer(turn)
             if body.stream:
-                return sse.EventStream(reply.events(turn), _error_event, stack.pop_all())
-            return await until_hangup(request, reply.whole(turn))
+                return sse.EventStream(reply.events(answered), _error_event, stack.pop_all())
+            return await until_hangup(request, reply.whole(answered))
+
+
+async def _routed(request: Request, body: MessagesBody, chat: Chat) -> ASGIApp:
+    form = body.output_config.format if body.output_config else None
+    asked = chat_body(body, chat, stop=body.stop_sequences, response_format=form)
+    async with AsyncExitStack() as held:
+        routed = await open_routed(request, asked, held)
+        reply, answered = _Reply(model_of(state_of(request), routed)), RoutedAnswer(routed)
+        if body.stream:
+            return sse.EventStream(reply.events(answered), _error_event, held.pop_all(), route_headers(routed))
+        return with_route(await until_hangup(request, reply.whole(answered)), routed)
 
 
 async def count_message_tokens(request: Request) -> Response:
@@ -90,37 +104,35 @@ class _Reply:
             "stop_sequence": None,
         }
 
-    async def whole(self, turn: ChatTurn) -> Response:
-        self._blocks.read(await turn.complete())
-        ending, _ = self._end(turn.completion)
+    async def whole(self, answered: Answered) -> Response:
+        self._blocks.read(await answered.complete())
+        ending, _ = self._end(answered.ending)
         content = [_content_of(block, block.text, _input_of(block)) for block in self._blocks.blocks]
-        return json_response({**self._body, **ending, "content": content, "usage": _usage(turn.completion)})
+        return json_response({**self._body, **ending, "content": content, "usage": _usage(answered.ending.usage)})
 
-    async def events(self, turn: ChatTurn) -> AsyncGenerator[bytes, None]:
-        prompt_tokens = len(turn.stream.sequence.request.prompt_ids)
-        usage = _input_usage(prompt_tokens, 0) | {"output_tokens": 0}
+    async def events(self, answered: Answered) -> AsyncGenerator[bytes, None]:
+        usage = _input_usage(answered.prompt_tokens, 0) | {"output_tokens": 0}
         yield _event("message_start", message={**self._body, "usage": usage})
         yield _event("ping")
-        async for delta in turn.deltas():
-            for step in self._blocks.read(delta.events):
-                yield _step_event(step)
-        ending, steps = self._end(turn.completion)
+        async with aclosing(answered.events()) as steps_of_answer:
+            async for events in steps_of_answer:
+                for step in self._blocks.read(events):
+                    yield _step_event(step)
+        ending, steps = self._end(answered.ending)
         for step in steps:
             yield _step_event(step)
-        yield _event("message_delta", delta=ending, usage=_usage(turn.completion))
+        yield _event("message_delta", delta=ending, usage=_usage(answered.ending.usage))
         yield _event("message_stop")
 
-    def _end(self, completion: Completion) -> tuple[JSON, list[Step]]:
+    def _end(self, ending: Ending) -> tuple[JSON, list[Step]]:
         """Why it ended, and the steps that the end brings."""
-        is_cut = completion.finish_reason == "length"
-        steps = self._blocks.close(is_cut=is_cut)
-        ending = {"stop_reason": self._stop_reason(completion, is_cut), "stop_sequence": completion.matched_stop}
-        return ending, steps
+        steps = self._blocks.close(is_cut=ending.is_cut)
+        return {"stop_reason": self._stop_reason(ending), "stop_sequence": ending.matched_stop}, steps
 
-    def _stop_reason(self, completion: Completion, is_cut: bool) -> str:
-        if completion.matched_stop is not None:
+    def _stop_reason(self, ending: Ending) -> str:
+        if ending.matched_stop is not None:
             return "stop_sequence"
-        if is_cut:
+        if ending.is_cut:
             return "max_tokens"
         has_call = any(block.name is not None and block.is_complete for block in self._blocks.blocks)
         return "tool_use" if has_call else "end_turn"
@@ -169,7 +181,8 @@ def _input_usage(prompt_tokens: int, cached_tokens: int) -> JSON:
     }
 
 
-def _usage(completion: Completion) -> JSON:
-    usage = usage_of([completion])
-    read = _input_usage(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
-    return {**read, "output_tokens": usage["completion_tokens"], "heedful": usage["heedful"]}
+def _usage(usage: JSON) -> JSON:
+    """Of a chat completion's. Endpoints that a router asks may leave out what they do not know."""
+    details = usage.get("prompt_tokens_details") or {}
+    read = _input_usage(usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0)
+    return {**read, "output_tokens": usage.get("completion_tokens") or 0, "heedful": usage["heedful"]}

@@ -151,7 +151,7 @@ class ModelPool:
         if name not in known:
             remedy = f"This server has: {', '.join((*self._hosted, *self._adapters))}."
             if name == self._routed:
-                remedy = f"The router answers at /v1/chat/completions alone. {remedy}"
+                remedy = f"The router answers where text is written, and there alone. {remedy}"
             raise UnknownModel(name, [], remedy)
         return known[name]
 

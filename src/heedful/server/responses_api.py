@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -12,13 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from heedful.engine.answer import Completion
 from heedful.request import GrammarSpec
 from heedful.server import sse
+from heedful.server.answered import Answered, Ending, LocalAnswer, RoutedAnswer
 from heedful.server.asks import Chat, ChatTurn
 from heedful.server.blocks import BlockReader, Closed, Grew, Opened, Step
 from heedful.server.bodies import JSON, json_response, read_body, until_hangup
-from heedful.server.chat_api import usage_of
 from heedful.server.failures import Failure, HTTPFailure, fields_named
 from heedful.server.fields import Count, HeedfulOptions, SamplingFields, ask_of, grammar_of
 from heedful.server.ids import new_id
@@ -32,6 +31,8 @@ from heedful.server.response_items import (
     part_of,
     tools_of,
 )
+from heedful.server.route_bodies import chat_body
+from heedful.server.routing import is_routed, model_of, open_routed, route_headers, with_route
 from heedful.server.state import state_of
 from heedful.server.stored import Stored
 
@@ -45,6 +46,9 @@ _REFUSED = {
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
+
+
+Keep = Callable[[JSON, list[JSON]], None]
 
 
 class TextOptions(Struct, kw_only=True):
@@ -88,19 +92,32 @@ async def create_response(request: Request) -> ASGIApp:
             body.heedful = body.heedful or HeedfulOptions()
             body.heedful.truncate = True
         ask = ask_of(body, state.settings, salt, grammar=body.grammar, max_tokens=body.max_output_tokens)
+
+        def keep(answer: JSON, said_now: list[JSON]) -> None:
+            if body.is_stored:
+                state.responses.put(salt, Stored(answer, [*said, *said_now]))
+
+        if is_routed(state, body.model):
+            return await _routed(request, body, chat, keep)
         async with AsyncExitStack() as stack:
             hosted = await stack.enter_async_context(state.pool.lease(body.model))
             turn = await ChatTurn.open(hosted, chat, ask)
             stack.callback(turn.stream.close)
-
-            def keep(answer: JSON, said_now: list[JSON]) -> None:
-                if body.is_stored:
-                    state.responses.put(salt, Stored(answer, [*said, *said_now]))
-
-            reply = _Reply(hosted.name, body, chat, keep)
+            reply, answered = _Reply(hosted.name, body, chat, keep), LocalAnswer(turn)
             if body.stream:
-                return sse.EventStream(reply.events(turn), reply.failed, stack.pop_all())
-            return await until_hangup(request, reply.whole(turn))
+                return sse.EventStream(reply.events(answered), reply.failed, stack.pop_all())
+            return await until_hangup(request, reply.whole(answered))
+
+
+async def _routed(request: Request, body: ResponsesBody, chat: Chat, keep: Keep) -> ASGIApp:
+    form = body.text.format if body.text else None
+    asked = chat_body(body, chat, max_tokens=body.max_output_tokens, response_format=form)
+    async with AsyncExitStack() as held:
+        routed = await open_routed(request, asked, held)
+        reply, answered = _Reply(model_of(state_of(request), routed), body, chat, keep), RoutedAnswer(routed)
+        if body.stream:
+            return sse.EventStream(reply.events(answered), reply.failed, held.pop_all(), route_headers(routed))
+        return with_route(await until_hangup(request, reply.whole(answered)), routed)
 
 
 async def get_response(request: Request) -> Response:
@@ -142,7 +159,7 @@ def _chat_of(body: ResponsesBody, said: list[JSON]) -> Chat:
 class _Reply:
     """One answer on the wire. `keep`: takes the answer, and what it adds to the conversation, once it is complete."""
 
-    def __init__(self, model: str, body: ResponsesBody, chat: Chat, keep: Callable[[JSON, list[JSON]], None]) -> None:
+    def __init__(self, model: str, body: ResponsesBody, chat: Chat, keep: Keep) -> None:
         self._blocks = BlockReader(text_prefix="msg_", call_prefix="fc_")
         self._keep = keep
         self._num_events = 0
@@ -173,19 +190,20 @@ class _Reply:
             "metadata": body.metadata or {},
         }
 
-    async def whole(self, turn: ChatTurn) -> Response:
-        self._blocks.read(await turn.complete())
-        self._finish(turn.completion)
+    async def whole(self, answered: Answered) -> Response:
+        self._blocks.read(await answered.complete())
+        self._finish(answered.ending)
         return json_response(self._body)
 
-    async def events(self, turn: ChatTurn) -> AsyncGenerator[bytes, None]:
+    async def events(self, answered: Answered) -> AsyncGenerator[bytes, None]:
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self._body)
-        async for delta in turn.deltas():
-            for step in self._blocks.read(delta.events):
-                for event in self._step_events(step):
-                    yield event
-        for step in self._finish(turn.completion):
+        async with aclosing(answered.events()) as steps_of_answer:
+            async for events in steps_of_answer:
+                for step in self._blocks.read(events):
+                    for event in self._step_events(step):
+                        yield event
+        for step in self._finish(answered.ending):
             for event in self._step_events(step):
                 yield event
         yield self._event(f"response.{self._body['status']}", response=self._body)
@@ -196,15 +214,15 @@ class _Reply:
         body = {**self._body, "status": "failed", "error": error}
         return self._event("response.failed", response=body)
 
-    def _finish(self, completion: Completion) -> list[Step]:
-        is_cut = completion.finish_reason == "length"
+    def _finish(self, ending: Ending) -> list[Step]:
+        is_cut = ending.is_cut
         steps = self._blocks.close(is_cut=is_cut)
         blocks = self._blocks.blocks
         self._body["status"] = "incomplete" if is_cut else "completed"
         self._body["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
         self._body["completed_at"] = None if is_cut else int(time.time())
         self._body["output"] = [item_of(block, _status(block.is_complete)) for block in blocks]
-        self._body["usage"] = _usage(completion)
+        self._body["usage"] = _usage(ending.usage)
         self._keep(self._body, message_of_blocks(blocks))
         return steps
 
@@ -250,13 +268,15 @@ def _status(is_complete: bool) -> str:
     return "completed" if is_complete else "incomplete"
 
 
-def _usage(completion: Completion) -> JSON:
-    usage = usage_of([completion])
+def _usage(usage: JSON) -> JSON:
+    """Of a chat completion's. Endpoints that a router asks may leave out what they do not know."""
+    details = usage.get("prompt_tokens_details") or {}
+    prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": details.get("cached_tokens") or 0, "cache_write_tokens": 0},
+        "output_tokens": output,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage["total_tokens"],
+        "total_tokens": prompt + output,
         "heedful": usage["heedful"],
     }

@@ -1,4 +1,4 @@
-"""`auto`: a chat completion that the router's policy sends to one of its targets."""
+"""`auto`: a request that the router's policy sends to one of its targets, whichever API it came by."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.decide.question import Question
 from heedful.router.choose import Ask, Chooser, Judged
 from heedful.router.dispatch import Dispatcher, Routed
 from heedful.router.ledger import RouteLedger
-from heedful.router.policy import Policy
+from heedful.router.policy import AUTO, Policy
 from heedful.router.signals import JSON, Asked
 from heedful.router.thresholds import decider_identity, thresholds_of
 from heedful.server import sse
@@ -72,23 +72,43 @@ async def warm(policy: Policy, state: ServerState) -> None:
         log.warning("heedful: the policy's decider fails, and %s answers in its place: %s", policy.default, error)
 
 
-async def routed_chat(request: Request, body: ChatBody) -> ASGIApp:
-    """`body`: the same request, read already."""
+def is_routed(state: ServerState, model: str | None) -> bool:
+    return state.router is not None and model == AUTO
+
+
+async def open_routed(request: Request, body: JSON, held: AsyncExitStack) -> Routed:
+    """`body`: of a chat completion, checked by the API that it came by. `held`: releases what the answer needs."""
     state = state_of(request)
     assert state.router is not None
+    asked = Asked.of_body(body, request.state.salt)
+    routed = await until_hangup(request, state.router.open(asked, held))
+    state.metrics.routed(routed.choice.target, stood_in=bool(routed.choice.hops))
+    return routed
+
+
+async def routed_chat(request: Request, body: ChatBody) -> ASGIApp:
+    """`body`: the same request, read already."""
     chat_of(body)
-    chat_ask_of(body, state.settings, request.state.salt)  # what is wrong with a request ends it here, wherever it went
-    asked = Asked.of_body(await read_body(request, dict[str, Any]), request.state.salt)
+    settings = state_of(request).settings
+    chat_ask_of(body, settings, request.state.salt)  # what is wrong with a request ends it here, wherever it went
     async with AsyncExitStack() as held:
-        routed = await until_hangup(request, state.router.open(asked, held))
-        state.metrics.routed(routed.choice.target, stood_in=bool(routed.choice.hops))
-        headers = route_headers(routed)
+        routed = await open_routed(request, await read_body(request, dict[str, Any]), held)
         if body.stream:
             chunks = _shown(routed, body.wants_usage)
-            return sse.EventStream(events_of(chunks), sse_error, held.pop_all(), headers)
-        response: Response = json_response(await until_hangup(request, routed.whole()))
-        response.headers.update(headers)
-        return response
+            return sse.EventStream(events_of(chunks), sse_error, held.pop_all(), route_headers(routed))
+        return with_route(json_response(await until_hangup(request, routed.whole())), routed)
+
+
+def with_route(response: Response, routed: Routed) -> Response:
+    response.headers.update(route_headers(routed))
+    return response
+
+
+def model_of(state: ServerState, routed: Routed) -> str:
+    """That answers, as the policy names it; a target without one is called by its own name."""
+    assert state.router is not None
+    spec = state.router.policy.targets[routed.choice.target]
+    return str(getattr(spec, "model", spec.name))
 
 
 def route_headers(routed: Routed) -> Mapping[str, str]:
