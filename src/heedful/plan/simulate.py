@@ -56,8 +56,11 @@ class Simulated:
     total_p95: float
     tok_s_p50: float
     """Of an answer after its first token."""
+    total_mean: float
     output_tok_s: float
     """Of all together, those that ended in these seconds."""
+    over_s: float
+    """From the first arrival to the last end, of all requests."""
     busy_share: float
     """Of the replicas' time."""
     cached_share: float
@@ -318,6 +321,8 @@ class _Simulation:
             total_p50=_quantile(total, 50),
             total_p95=_quantile(total, 95),
             tok_s_p50=_quantile(speeds, 50),
+            total_mean=sum(total) / len(total),
+            over_s=max(ended for _, ended in self._done) - min(running.arrived for running, _ in self._done),
             output_tok_s=num_ended * output / seconds,
             busy_share=sum(replica.busy_s for replica in self._replicas) / (seconds * self._fleet.replicas),
             cached_share=sum(running.cached for running, _ in measured) / prompts,
