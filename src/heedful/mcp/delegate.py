@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heedful.mcp.bm25 import split_name, words
@@ -22,7 +22,7 @@ from heedful.mcp.call import CallRecord, ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.config import McpConfig
 from heedful.mcp.fill import NOT_NAMED, Filled, Filler, unexplained
-from heedful.mcp.mentions import Request, orders_change
+from heedful.mcp.mentions import Request, occurrences, orders_change
 from heedful.mcp.policy import verdict
 from heedful.mcp.reading import Reading, keys_of, read
 from heedful.mcp.select import SHORTLIST, Selection
@@ -62,6 +62,15 @@ class Plan:
         return self.filled.arguments
 
 
+@dataclass(frozen=True)
+class Narrowed:
+    """A tool for a model to call, and its schema without what may be left out; what has few possible values has them as
+    an enum, so that decoding chooses among them."""
+
+    tool: CatalogTool
+    schema: dict[str, Any]
+
+
 class Delegate:
     """For one conversation."""
 
@@ -82,6 +91,25 @@ class Delegate:
             plans = await self._filled(request, catalogue, selection, asking, lists=True)
         return plans, asking.records
 
+    async def narrowed(self, text: str, catalogue: Catalogue, selection: Selection) -> Narrowed | None:
+        """The tool that fits best; for a question the best that only reads. None where there is none."""
+        is_order = orders_change(text)
+        fitting = sorted(selection.chosen, key=lambda each: -each.score)
+        tool = next((each.tool for each in fitting if is_order or self._only_reads(each.tool)), None)
+        if tool is None:
+            return None
+        siblings = [other for other in catalogue.tools if other.server == tool.server]
+        asking = _Asking(self._caller, self._config)
+        filler = Filler(Request.of(text), self._config.servers[tool.server], siblings, asking.ask, self._tables)
+        values = await filler.values(tool)
+        required = [name for name in tool.parameters.get("required", []) if name in tool.parameters["properties"]]
+        properties = {
+            name: {"enum": values[name]} if values.get(name) else tool.parameters["properties"][name]
+            for name in required
+        }
+        schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        return Narrowed(tool, schema)
+
     async def _filled(
         self, request: Request, catalogue: Catalogue, selection: Selection, asking: _Asking, *, lists: bool
     ) -> list[Plan]:
@@ -91,7 +119,7 @@ class Delegate:
             filler = Filler(request, self._config.servers[tool.server], siblings, asking.ask, self._tables)
             for filled in await filler.fill(tool, lists=lists):
                 left = tuple(unexplained(request, tool, filled))
-                fit = score + _said_share(request, filled) - _LONE_LIST * filled.is_lone_list
+                fit = score + _said_share(request, filled) + filled.is_whole - _LONE_LIST * filled.is_lone_list
                 found.append(Plan(tool, filled, left, fit, len(left) / max(1, len(request.words)), follows))
         return sorted(found, key=lambda plan: (len(plan.left_over), -plan.fit))
 
@@ -173,11 +201,22 @@ def near(plans: Sequence[Plan], selection: Selection) -> list[Plan]:
     return whole or found
 
 
-def left_by(plan: Plan, reading: Reading) -> list[str]:
-    """Words of the request that neither the call nor the names in its result account for."""
+def narrowed(plan: Plan, reading: Reading) -> tuple[Reading, list[str]] | None:
+    """Of a result the rows in which words stand that the call has left over, and those of them that name its fields;
+    None where it accounts for less than all."""
     names = reading.record if reading.record is not None else {key for row in reading.rows[:1] for key in keys_of(row)}
     told = set(with_synonyms([stem for name in names for stem in words(split_name(str(name)))]))
-    return [word for word in plan.left_over if not told & set(with_synonyms(words(word)))]
+    about = [word for word in plan.left_over if told & set(with_synonyms(words(word)))]
+    said = [word for word in plan.left_over if word not in about]
+    rows = tuple(row for row in reading.rows if all(_stands_in(word, row) for word in said))
+    if said and (not rows or len(rows) == len(reading.rows) > 1):
+        return None
+    return (replace(reading, rows=rows) if said else reading), about
+
+
+def _stands_in(word: str, row: Any) -> bool:
+    texts = [str(value) for value in row.values()] if isinstance(row, Mapping) else [str(row)]
+    return any(occurrences(word, text) for text in texts)
 
 
 def fits_somehow(text: str, selection: Selection) -> bool:

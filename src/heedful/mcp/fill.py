@@ -35,6 +35,8 @@ ALL = 10_000
 _TOLD_CHARS = 400
 """Of a tool's description, whose words account for words of a request."""
 
+MOST_SEARCHED = 3
+"""Words that are looked for as paths."""
 NOT_NAMED = "(nothing names it)"
 _MEDIA = frozenset(words("media image audio video picture photo"))
 
@@ -88,6 +90,8 @@ class Filler:
         self._tables = {} if tables is None else tables
         self._roots_found: list[str] | None = None
         self._lists = True
+        self._searched: set[str] = set()
+        """Paths that the server's search has found."""
 
     async def fill(self, tool: CatalogTool, *, lists: bool = True) -> list[Filled]:
         """Ways to call it for this request. `lists`: other tools may be asked for the values that there are."""
@@ -113,6 +117,16 @@ class Filler:
             how = {name: each.how for name, each in values.items()}
             filled.append(Filled(arguments, spans, how, any(each.how == "composed" for each in chosen)))
         return filled
+
+    async def values(self, tool: CatalogTool) -> dict[str, list[Any]]:
+        """Required parameter → the values that it may have here; [] where any may be meant."""
+        schema, taken = tool.parameters, list[Mention]()
+        required = [name for name in schema.get("required", []) if name in schema["properties"]]
+        found = {}
+        for name in required:
+            ways = await self._values(tool, name, schema["properties"][name], required, taken)
+            found[name] = [each.value for each in ways]
+        return found
 
     async def _values(
         self, tool: CatalogTool, name: str, schema: Any, required: Sequence[str], taken: list[Mention]
@@ -225,10 +239,9 @@ class Filler:
         newest = r"(?:last|latest|newest|most recent|first|top|\w+)"
         for number in request.mentions("number"):
             around = request.text[: number.start], request.text[number.end :]
-            if re.search(r"\b(?:last|latest|newest|recent|first|top)\s+$", around[0], re.IGNORECASE) or re.match(
-                rf"\s+{newest}\s+\w+|\s+\w+s\b", around[1], re.IGNORECASE
-            ):
-                return _said(number)
+            before = re.search(r"\b(?:last|latest|newest|recent|first|top)\s+$", around[0], re.IGNORECASE)
+            if before or re.match(rf"\s+{newest}\s+\w+|\s+\w+s\b", around[1], re.IGNORECASE):
+                return Found(number.value, ((before.start() if before else number.start, number.end),))
         if request.asks_count:
             return Found(schema.get("maximum", ALL), (), "all, to count")
         return Found(1, (request.newest,)) if request.newest else None
@@ -242,10 +255,21 @@ class Filler:
         quoted = [each for each in self._request.mentions("quoted") if re.search(r"[/.]", each.value)]
         if found := said or quoted:
             return [Found(await self._whole_path(each.value, roots), ((each.start, each.end),)) for each in found]
+        if self._lists and _is_of_folders(tool) and (named := await self._named_folder(tool, roots)):
+            return [named]
         wants_folder = re.search(r"repo|dir|folder|cwd|root", f"{name} {tool.name}", re.IGNORECASE) is not None
         wants_file = re.search(r"(?:^|_)file(?:_|$)", tool.name) is not None
         folders = [root for root in roots if wants_folder or not wants_file]
         return [Found(root, (), "configured") for root in folders[:1]] if len(folders) == 1 else []
+
+    async def _named_folder(self, tool: CatalogTool, roots: Sequence[str]) -> Found | None:
+        """A word of the request that is not the tool's own, and that the server's search finds as one path."""
+        own = set(with_synonyms(words(f"{tool.server} {split_name(tool.name)} {summary(tool.description)}")))
+        for word in [each for each in self._request.words if not own & set(with_synonyms(each.stems))][:MOST_SEARCHED]:
+            path = await self._whole_path(word.text, roots)
+            if path in self._searched:
+                return Found(path, ((word.start, word.end),), "listed")
+        return None
 
     async def _whole_path(self, path: str, roots: Sequence[str]) -> str:
         """A relative one is found by the server's own search, or stands directly in what it may see."""
@@ -261,6 +285,7 @@ class Filler:
                 reading = await self._ask(searcher, {places[0]: roots[0], patterns[0]: f"**/{path}"})
                 found = [text for text in (reading.texts if reading else ()) if text.endswith(f"/{path}")]
                 if len(found) == 1:
+                    self._searched.add(found[0])
                     return found[0]
         return os.path.normpath(os.path.join(roots[0], path))
 
@@ -297,6 +322,8 @@ class Filler:
         quoted = self._request.mentions("quoted")
         if len(quoted) == 1:
             return [_said(quoted[0])]
+        if re.search("pattern|glob", name, re.IGNORECASE) and (found := _glob(self._request.text)):
+            return [found]
         if quoted or not re.search(r"search|find|lookup|query", f"{tool.name} {name}", re.IGNORECASE) or is_sql(told):
             return []
         own = set(with_synonyms(words(f"{tool.server} {tool.name} {tool.description[:200]}")))
@@ -351,6 +378,14 @@ def _media(request: Request) -> set[str]:
 
 def _said(mention: Mention) -> Found:
     return Found(mention.value, ((mention.start, mention.end),))
+
+
+def _glob(text: str) -> Found | None:
+    """Of "csv files": **/*.csv."""
+    match = re.search(r"(?:\.|\b)(\w{1,5})\s+files?\b", text, re.IGNORECASE)
+    if match is None or mimetypes.guess_type(f"x.{match[1].lower()}")[0] is None:
+        return None
+    return Found(f"**/*.{match[1].lower()}", (match.span(),))
 
 
 def _items(schema: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from heedful.engine.llm import LLM, TextStream, sampling_params
 from heedful.mcp.call import CallDone, CallRecord, ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.choose import likeliest
-from heedful.mcp.delegate import Delegate, Plan, fits_somehow, left_by, near, sure
+from heedful.mcp.delegate import Delegate, Narrowed, Plan, fits_somehow, narrowed, near, sure
 from heedful.mcp.handles import HandleStore
 from heedful.mcp.mentions import Request as Asked
 from heedful.mcp.prompt import ModelPrompt, question_with_data
@@ -306,7 +306,7 @@ class ToolTurn:
             yield from self._spoken(self._messages)
         else:
             self._way = "model"
-            yield from self._by_model(list(catalogue))
+            yield from self._by_model(catalogue)
 
     async def _delegate_plans(self, question: str, catalogue: Catalogue) -> list[Plan]:
         assert self._selection is not None
@@ -339,9 +339,10 @@ class ToolTurn:
             done = yield from self._call(plan.tool, plan.arguments)
             if done.output is None or done.output.is_error:
                 continue
-            reading = read(done.output.value)
-            asked = self._asked(plan, before)
-            answer = None if left_by(plan, reading) else said(asked, plan.arguments, reading, about=plan.left_over)
+            found = narrowed(plan, read(done.output.value))
+            if found is None:
+                continue
+            answer = said(self._asked(plan, before), plan.arguments, found[0], about=found[1])
             if answer is not None:
                 self._way, self._said_by_rules = "rules", True
                 yield self._piece(answer)
@@ -376,18 +377,26 @@ class ToolTurn:
 
     # A call that the model writes
 
-    def _by_model(self, names: Sequence[str]) -> Iterator[TurnEvent]:
+    def _by_model(self, catalogue: Catalogue) -> Iterator[TurnEvent]:
         """Rounds: the model writes a call, or the answer. One without a format for tools must call first, and answers
-        when it has data; the others decide for themselves. `names`: of all tools that a call may be of, told or not: it
-        is under schema and policy either way."""
+        when it has data; the others decide for themselves, and may call what they were not told of: it is under schema
+        and policy either way."""
         assert self._selection is not None
         limits, prompt = self._chat.limits, self._chat.prompt
         messages = list(self._messages)
         has_data = False
+        best = None
+        if not prompt.knows_tools:
+            question = str(messages[-1]["content"])
+            best = self._wait(self._chat._delegate.narrowed(question, catalogue, self._selection), "tools")
+            if best is None:
+                self._way = "none"
+                yield from self._spoken(self._messages)
+                return
         for number in range(limits.rounds):
             if not prompt.knows_tools and has_data:
                 break
-            calls = yield from self._written(messages, names)
+            calls = yield from self._written(messages, list(catalogue), best)
             if not calls:
                 return  # it was the answer
             results = []
@@ -420,12 +429,12 @@ class ToolTurn:
         return ""
 
     def _written(
-        self, messages: Sequence[Mapping[str, Any]], names: Sequence[str]
+        self, messages: Sequence[Mapping[str, Any]], names: Sequence[str], best: Narrowed | None
     ) -> Generator[TurnEvent, None, list[tuple[str, str]]]:
         """Yields what is text; returns the calls, as (name, JSON of the arguments)."""
         assert self._selection is not None
         prompt = self._chat.prompt
-        ids, schema_tokens, grammar = prompt.for_call(messages, self._selection)
+        ids, schema_tokens, grammar = prompt.for_call(messages, self._selection, best)
         self._progress.schema_tokens += schema_tokens
         parser = ToolCallParser(prompt.form, names)
         calls: list[tuple[str, str]] = []

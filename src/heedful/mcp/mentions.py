@@ -47,7 +47,7 @@ _ASKING = frozenset(
     which who whom whose when where why much many any all there exist exists available tell show give get list print
     display see find look know want need say says said read called named name names right now current currently
     exactly just here still yet please thanks hello hi hey ok okay number count total make made did does happen take
-    about one ones each every also contain contains hold holds inside much currently moment whole
+    about out checked one ones each every also contain contains hold holds inside much currently moment whole
     am not hows whats wheres whos whens cant id ill im
     """,
     )
@@ -57,7 +57,7 @@ _WHAT_IS = re.compile(r"^(?:what|how|where|who|when)['’]?s$", re.IGNORECASE)
 
 _ORDER = re.compile(
     r"(?:(?:please|now|then|ok|okay|and|can you|could you|would you|i want to|i want you to|i'd like to|let's)[,\s]+)*"
-    r"(?:add|append|apply|book|buy|cancel|change|check\s?out|commit|copy|create|delete|deploy|disable|drop|edit|empty|"
+    r"(?:add(?!\s+-?\d)|append|apply|book|buy|cancel|change|check\s?out|commit|copy|create|delete|deploy|disable|drop|edit|empty|"
     r"enable|erase|forget|insert|install|invite|keep|make|mark|merge|move|note|order|overwrite|pay|publish|push|put|"
     r"record|remember|remove|rename|replace|reserve|reset|restore|revert|save|schedule|send|set|stage|start|stop|store|"
     r"switch|toggle|trigger|turn|undo|unstage|update|upload|write)\b",
@@ -123,6 +123,11 @@ class Request:
         return found.span() if found else None
 
     @property
+    def asks_whether(self) -> bool:
+        """Whether something is there at all."""
+        return self.has(r"^\W*(?:is|are) there\b")
+
+    @property
     def asks(self) -> bool:
         """Whether it is a question, or an order to show something."""
         return self.has(
@@ -134,8 +139,8 @@ class Request:
     def asks_data(self) -> bool:
         """Whether it may be a question about rows: for a number, an extreme, a list."""
         return self.asks and self.has(
-            r"\bhow many\b|\bhow much\b|\bnumber of\b|\bcount\b|\baverage\b|\bmean\b|\btotal\b|\bsum\b|\w+est\b|\bmost\b|"
-            r"\bleast\b|\bfewest\b|\bwhich\b|\bwho\b|\bwhat\b|\blist\b|\bshow\b|\btables?\b|\brows?\b|\bdatabase\b"
+            r"\bhow (?:many|much)\b|\b(?:number|names?) of\b|\b(?:count|average|mean|total|sum|most|least|fewest)\b|"
+            r"\w+est\b|\b(?:which|who|what|list|show|tables?|rows?|database)\b"
         )
 
 

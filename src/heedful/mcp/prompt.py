@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heedful.engine.llm import LLM
 from heedful.mcp.call import CallDone
+from heedful.mcp.delegate import Narrowed
 from heedful.mcp.select import Selection
 from heedful.text.tool_calls import tool_grammar
 from heedful.text.tool_formats import DEFAULT, ToolChoice, tool_format, with_tools
@@ -41,19 +42,21 @@ class ModelPrompt:
         return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *map(dict, messages[1:])]
 
     def for_call(
-        self, messages: Sequence[Mapping[str, Any]], selection: Selection
+        self, messages: Sequence[Mapping[str, Any]], selection: Selection, best: Narrowed | None
     ) -> tuple[list[int], int, Grammar | None]:
-        """Token ids, schema tokens among them, and the grammar of a call where one must come."""
+        """Token ids, schema tokens among them, and the grammar of a call where one must come: of `best`, for the
+        selection is a better judge of tools than a model that knows none."""
         if self.knows_tools:
             tools = selection.as_json()
             shown = with_tools(messages, tools, ToolChoice("auto"), self.form)
             ids = self._llm.encode_chat(shown, tools if self.form.is_native else None)
             without = len(self._llm.encode_chat(with_tools(messages, [], ToolChoice("none"), self.form)))
             return ids, max(0, len(ids) - without), None
-        best = max(selection.chosen, key=lambda each: each.score).tool  # a better judge of tools than such a model is
-        lines, choice = best.signature, ToolChoice("required")
+        assert best is not None, "a model that knows no tools is told which to call"
+        lines, choice = best.tool.signature, ToolChoice("required")
         ids = self._llm.encode_chat(self.told(with_tools(messages, [], ToolChoice("none"), self.form), lines))
-        spec = tool_grammar([best.as_json()], choice, self.form, self._llm.tokenizer)
+        function = {"name": best.tool.model_name, "parameters": best.schema}
+        spec = tool_grammar([{"type": "function", "function": function}], choice, self.form, self._llm.tokenizer)
         return ids, len(self._llm.tokenizer.encode(lines, add_bos=False)), self._grammars.compile(spec, "tools")
 
     def exchange(self, calls: Sequence[tuple[str, str]], results: Sequence[CallDone], number: int) -> list[Message]:

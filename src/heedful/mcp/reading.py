@@ -84,10 +84,9 @@ def _read_json(value: Any) -> Reading:
         return Reading("rows", rows=tuple(value))
     if isinstance(value, dict):
         lists = [(key, each) for key, each in value.items() if isinstance(each, list)]
-        filled = [(key, each) for key, each in lists if each]
-        if len(lists) == len(value) and len(filled) <= 1 and lists:
-            key, rows = filled[0] if filled else lists[0]
-            return Reading("rows", rows=tuple(rows), heading=str(key))
+        if len(lists) == len(value) and lists:
+            named = [str(key) for key, each in lists if each]
+            return Reading("rows", rows=tuple(row for _, each in lists for row in each), heading=" ".join(named))
         return Reading("record", record=_flat(value))
     return Reading("value", value=value)
 
@@ -125,6 +124,8 @@ def _read_text(text: str) -> Reading:
                     return _read_json(found)
     lines = [line.rstrip() for line in stripped.split("\n")]
     heading = ""
+    if len(lines) == 1 and _HEADING.fullmatch(lines[0]):
+        return Reading("rows", heading=lines[0].rstrip(":"))
     if len(lines) > 1 and _HEADING.fullmatch(lines[0]):
         heading, lines = lines[0].rstrip(":"), lines[1:]
     records = _blocks(lines)

@@ -53,6 +53,8 @@ def _said(request: Request, asked: _Asked, reading: Reading) -> str | None:
 
 
 def _of_text(request: Request, text: str) -> str | None:
+    if request.asks_whether and request.mentions("path"):
+        return "yes"
     if request.has(r"\bhow many lines\b|\bnumber of lines\b"):
         return str(len(text.splitlines()))
     if request.has(r"\bhow many words\b|\bnumber of words\b"):
@@ -64,6 +66,8 @@ def _of_text(request: Request, text: str) -> str | None:
 
 def _of_rows(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
     rows = _of_kind(request, rows)
+    if request.asks_whether and request.mentions("path"):
+        return "yes"
     if request.has(r"\bhow many lines\b|\bnumber of lines\b"):
         return str(len(rows))
     single = _single(rows[0]) if len(rows) == 1 else _NOTHING
@@ -74,8 +78,8 @@ def _of_rows(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
         listed = f": {', '.join(names)}" if 0 < len(names) == len(rows) <= 20 else ""
         return f"{len(rows)}{listed}"
     if not rows:
-        return "none"
-    if request.has(r"\bcurrent|\bcurrently\b|\b(?:am i|are we|we're|i'm) on\b"):
+        return "no" if request.asks_whether else "none"
+    if request.has(r"\bcurrent|\bcurrently\b|\bchecked out\b|\b(?:am i|are we|we're|i'm) on\b"):
         current = [row for row in rows if isinstance(row, Mapping) and row.get("current") is True]
         rows = current or rows
     if len(rows) == 1 and isinstance(rows[0], Mapping) and set(rows[0]) - {"current", "kind"} != {"name"}:
@@ -88,7 +92,7 @@ def _of_rows(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
 def _listed(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
     names = [row_name(row) for row in rows]
     if all(name is not None for name in names) and (not isinstance(rows[0], Mapping) or _is_named_list(rows)):
-        separator = "\n" if any(len(str(name)) > 60 for name in names) else ", "
+        separator = "\n" if any(len(str(name)) > 60 or "," in str(name) for name in names) else ", "
         return separator.join(str(name) for name in names)
     fields = _asked_fields(request, asked, rows[0]) if isinstance(rows[0], Mapping) else []
     if fields and all(isinstance(row, Mapping) for row in rows):
@@ -116,7 +120,8 @@ def _of_record(request: Request, asked: _Asked, record: Mapping[str, Any]) -> st
 def _asked_fields(request: Request, asked: _Asked, record: Mapping[str, Any]) -> list[str]:
     """Keys of what the question is about; [] where none is nearer to it than the others."""
     news = _news(asked, record)
-    if request.has(r"\bwhat time\b|\bthe time\b|\btime is it\b|\btime it is\b|\bo.clock\b"):
+    asks_length = request.has(r"\bdifference\b|\bhow (?:many|long|much)\b|\bahead\b|\bbehind\b")
+    if request.has(r"\btime\b|\bo.clock\b|\bconvert\b") and not asks_length and not asked.about:
         moments = [key for key, value in news.items() if _MOMENT.match(str(value))]
         if moments:
             return moments[:1]

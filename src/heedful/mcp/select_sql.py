@@ -32,10 +32,11 @@ _HINTED = (
 )
 _OVER = r"(?:more|greater|higher|larger|bigger)\s+than|over|above|at\s+least|exceeding"
 _UNDER = r"(?:less|fewer|lower|smaller)\s+than|under|below|at\s+most"
+_PEOPLE = frozenset(words("customer user author owner person people client member employee buyer seller"))
 _FILLERS = frozenset(
     words(
-        "table tables database db sqlite sql query row rows record records entry entries column columns field value "
-        "values overall altogether together different distinct unique"
+        "table tables database db sqlite sql query row rows record records entry entries value values overall "
+        "altogether together different distinct unique"
     )
 )
 
@@ -172,10 +173,12 @@ def _select(parts: _Parts) -> str | None:
     group = _group(parts)
     numbers = [column for column in parts.columns if column.is_number and not column.is_key]
     most = re.search(rf"\bmost\s+{_words_of(table.name)}", request.text, re.IGNORECASE)
-    others = [column for column in parts.columns if not column.is_number]
-    if most and others:
+    if most:
+        column = _whose(parts)
+        if column is None:
+            return None
         parts.spans.append(most.span())
-        by = quoted(others[0].name)
+        by = quoted(column.name)
         return f"SELECT {by}, COUNT(*) AS n {source} GROUP BY {by} ORDER BY n DESC LIMIT 1"
     if request.asks_count:
         return _count(parts, source, group)
@@ -199,6 +202,14 @@ def _select(parts: _Parts) -> str | None:
         distinct = "DISTINCT " if request.has(r"\b(?:different|distinct|unique)\b") else ""
         return f"SELECT {distinct}{shown} {source} LIMIT {MOST_ROWS}"
     return None
+
+
+def _whose(parts: _Parts) -> Column | None:
+    """The text column that is asked for; for "who" the one that names people."""
+    named = [column for column in parts.columns if not column.is_number]
+    if not named and parts.request.has(r"\bwho\b"):
+        named = [column for column in parts.table.columns if set(words(column.name)) & _PEOPLE and not column.is_number]
+    return named[0] if named else None
 
 
 def _count(parts: _Parts, source: str, group: Column | None) -> str:
