@@ -18,7 +18,6 @@ from tests.router.upstream import Upstream, upstream
 from tests.server.running import RunningServer, start_server
 
 from heedful.decide.question import Question, State
-from heedful.errors import PolicyError
 from heedful.router.ledger import read_ledger
 
 ASKED: list[Any] = [{"role": "user", "content": "Say something."}]
@@ -263,12 +262,6 @@ def test_bad_requests_end_before_anybody_is_asked(client: openai.OpenAI) -> None
 
 def test_auto_is_among_the_models(client: openai.OpenAI) -> None:
     assert "auto" in [model.id for model in client.models.list()]
-
-
-def test_a_target_that_nobody_can_serve_is_refused_at_the_start(tmp_path: Path, tiny_dir: Path) -> None:
-    text = "version: 1\ntargets: {tools: {kind: mcp, model: tiny, config: servers.json}}\ndefault: tools\n"
-    with pytest.raises(PolicyError, match=r"targets\.tools\.kind: mcp is not served"):
-        start_server(tiny_dir, policy=policy_of(tmp_path, text))
 
 
 def test_there_is_no_auto_without_a_policy(up: RunningServer) -> None:

@@ -83,6 +83,8 @@ class Choice:
     """Question → what the decider said, as JSON shows it; {} where it was not asked."""
     signals: Mapping[str, Value] = field(default_factory=dict)
     hops: tuple[Hop, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    """As Asked has it: of the message, so in no record."""
     receipt: Mapping[str, Any] | None = None
     """Of the decider; None where it was not asked. Of one that failed nothing is known but its time."""
 
@@ -184,15 +186,17 @@ class Chooser:
             if pinned is not None and pinned in allowed:
                 return Choice(pinned, "tool loop stays on its model")
         for number, rule in enumerate(self.policy.rules, 1):
-            if rule.to in allowed and _fits(rule, asked, signals):
-                return Choice(rule.to, f"rule {number}", max_tokens=rule.max_tokens)
+            given = _given_by(rule, asked, signals) if rule.to in allowed else None
+            if given is not None:
+                return Choice(rule.to, f"rule {number}", max_tokens=rule.max_tokens, given=given)
         return None if self.policy.routes else self._default(allowed, "nothing else fits")
 
     def _by_answers(
         self, answers: Mapping[str, Answer], signals: Mapping[str, Value], allowed: Sequence[str]
     ) -> Choice:
         found = self._route(answers, signals, allowed) or self._default(allowed, "no route fits")
-        return replace(found, answers={name: answer.to_dict() for name, answer in answers.items()})
+        shown = {name: answer.to_dict() for name, answer in answers.items()}
+        return replace(found, answers=shown, given={name: str(answer.value) for name, answer in answers.items()})
 
     def _whole(
         self, asked: Asked, signals: Mapping[str, Value], found: Choice, allowed: Sequence[str], began: float
@@ -289,11 +293,14 @@ class Chooser:
         return replace(choice, target=before, cause=cause, max_tokens=None)
 
 
-def _fits(rule: Rule, asked: Asked, signals: Mapping[str, Value]) -> bool:
-    said = next(pieces(asked.text))
-    return (rule.match is None or rule.match.search(said) is not None) and (
-        rule.condition is None or rule.condition.holds(signals)
-    )
+def _given_by(rule: Rule, asked: Asked, signals: Mapping[str, Value]) -> dict[str, str] | None:
+    """The named groups of the pattern; None: the rule does not fit."""
+    if rule.condition is not None and not rule.condition.holds(signals):
+        return None
+    match = rule.match.search(next(pieces(asked.text))) if rule.match is not None else None
+    if rule.match is not None and match is None:
+        return None
+    return {} if match is None else {name: text for name, text in match.groupdict().items() if text is not None}
 
 
 def values_of(answers: Mapping[str, Answer]) -> dict[str, Value]:

@@ -167,7 +167,7 @@ class Dispatcher:
         with entry.charging(choice.target) as tab:
             try:
                 async with AsyncExitStack() as mine:
-                    opened = await self.targets[choice.target].open(limited, mine)
+                    opened = await self.targets[choice.target].open(replace(limited, given=choice.given), mine)
                     held.push_async_exit(mine.pop_all())
             except BaseException:
                 tab.phase = WASTED

@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from heedful.decide.question import Question
 from heedful.router.breaker import BreakerLimits
 from heedful.router.expression import Condition
+from heedful.router.template import Template
 from heedful.router.verify import Check
 
 AUTO = "auto"
@@ -70,15 +72,18 @@ class OpenAISpec(TargetSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class McpSpec(TargetSpec):
-    """A local model with tools of MCP servers."""
+    """Answers with a tool's result, at no generated token."""
 
-    model: str
     config: Path
-    servers: tuple[str, ...] = ()
-    """Of the configuration's; none named: all."""
-    k: int = 4
-    """Tools that are put before the model."""
-    max_tokens: int | None = None
+    """The file of servers."""
+    server: str
+    tool: str
+    """As the server names it."""
+    arguments: Mapping[str, Any] | None = None
+    """Name → a Template, or a value as it is; None: they are found in the message by rules."""
+    answer: Template | None = None
+    """Filled from the result; None: said by rules."""
+    timeout_s: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ class Policy:
     @property
     def local_models(self) -> tuple[str, ...]:
         """Models that have to be served here for it."""
-        specs = [s for s in self.targets.values() if isinstance(s, LocalSpec | McpSpec)]
+        specs = [s for s in self.targets.values() if isinstance(s, LocalSpec)]
         return tuple(dict.fromkeys(spec.model for spec in specs))
 
     def deciders(self, default: str) -> tuple[str, ...]:

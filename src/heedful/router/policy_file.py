@@ -40,6 +40,7 @@ from heedful.router.policy import (
 )
 from heedful.router.policy_text import Section, Tree, read_tree
 from heedful.router.signals import SIGNALS
+from heedful.router.template import Template, parsed
 from heedful.router.verify import check_from_json
 
 VERSION = 1
@@ -73,6 +74,8 @@ class _Reader:
         about_requests = {**SIGNALS, **dict.fromkeys((f"has_{name}" for name in patterns), "bool")}
         decision = self._decision()
         about_answers = {**about_requests, **_answer_names(decision.questions if decision else ())}
+        rules = tuple(self._rule(one, about_requests) for one in root.sections("rules"))
+        self._check_given(rules, decision)
         policy = Policy(
             path=self._path,
             sha256=policy_sha256(self._tree.value),
@@ -80,7 +83,7 @@ class _Reader:
             default=self._target(root, "default"),
             patterns=patterns,
             constraints=tuple(self._constraint(one, about_requests) for one in root.sections("constraints")),
-            rules=tuple(self._rule(one, about_requests) for one in root.sections("rules")),
+            rules=rules,
             decision=decision,
             routes=tuple(self._route(one, about_answers, decision) for one in root.sections("routes")),
             fallbacks=self._fallbacks(),
@@ -163,14 +166,38 @@ class _Reader:
         return url
 
     def _mcp(self, head: Mapping[str, Any], one: Section) -> TargetSpec:
+        arguments: dict[str, Any] | None = None
+        if one.has("arguments"):
+            section = one.section("arguments")
+            values = {name: section.any(name) for name in section.keys}
+            arguments = {
+                name: _template(section, name) if isinstance(value, str) else value for name, value in values.items()
+            }
         return McpSpec(
             **head,
-            model=one.text("model"),
             config=self._file(one.text("config")),
-            servers=one.texts("servers") if one.has("servers") else (),
-            k=one.whole("k", 4, least=1, most=64),
-            max_tokens=_max_tokens(one),
+            server=one.text("server"),
+            tool=one.text("tool"),
+            arguments=arguments,
+            answer=_template(one, "answer") if one.has("answer") else None,
+            timeout_s=one.number("timeout_s", 30.0, least=0.01, most=LONGEST_S),
         )
+
+    def _check_given(self, rules: tuple[Rule, ...], decision: Decision | None) -> None:
+        """That what the arguments of tools are filled from can be there."""
+        asked = [question.name for question in decision.questions] if decision else []
+        for target in self._targets.values():
+            if not isinstance(target, McpSpec):
+                continue
+            groups = [name for rule in rules if rule.to == target.name and rule.match for name in rule.match.groupindex]
+            known = {"text", *groups, *asked}
+            for name, value in (target.arguments or {}).items():
+                for place in value.names if isinstance(value, Template) else ():
+                    if place not in known:
+                        section = self._root.section("targets").section(target.name).section("arguments")
+                        there = f"There are: {', '.join(sorted(known))}."
+                        remedy = f"Name a group of a rule's match (?P<{place}>…), or a question. {there}"
+                        raise section.wrong(name, f"has {{{place}}}, which nothing fills", remedy)
 
     def _draft(self, name: str, one: Section) -> Draft | None:
         has_check, has_other = one.has("verify"), one.has("escalate")
@@ -356,6 +383,13 @@ def _answer_names(questions: tuple[Question, ...]) -> dict[str, str]:
 def _condition(section: Section, key: str, known: Mapping[str, str], questions: tuple[Question, ...] = ()) -> Condition:
     options = {question.name: question.labels for question in questions if isinstance(question, Choice)}
     return parse(section.text(key), known, section.where(key), options)
+
+
+def _template(section: Section, key: str) -> Template:
+    try:
+        return parsed(section.text(key))
+    except ValueError as problem:
+        raise section.wrong(key, str(problem)) from None
 
 
 def _max_tokens(section: Section) -> int | None:

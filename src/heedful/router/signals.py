@@ -45,6 +45,8 @@ class Asked:
     """Of the caller: conversations are told apart by it."""
     body: JSON = field(default_factory=dict)
     """All of it, as targets get it."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """What the rule that chose found in the message, by the names of its groups, and what the decider answered."""
 
     @staticmethod
     def of_body(body: JSON, salt: str = "") -> Asked:

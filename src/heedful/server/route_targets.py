@@ -1,4 +1,4 @@
-"""The router's targets that run in this server: its models, its deciders, its models with tools."""
+"""The router's targets that run in this server: its models and its deciders. Tools are in route_mcp.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from heedful.errors import PolicyError
 from heedful.router.policy import DeciderSpec, LocalSpec, McpSpec, OpenAISpec, TargetSpec
 from heedful.router.replicas import remote_target
 from heedful.router.signals import JSON, Asked
@@ -17,6 +16,7 @@ from heedful.server.asks import ChatTurn
 from heedful.server.chat_api import ChatBody, ChatReply, chat_ask_of, chat_of, open_turns
 from heedful.server.deciders import decide
 from heedful.server.ids import new_id
+from heedful.server.route_mcp import McpTarget
 from heedful.server.state import ServerState
 
 
@@ -29,9 +29,7 @@ def make_target(spec: TargetSpec, state: ServerState) -> Target:
     if isinstance(spec, OpenAISpec):
         return remote_target(spec)
     assert isinstance(spec, McpSpec), spec
-    raise PolicyError(
-        f"targets.{spec.name}.kind", "mcp is not served by this version", "Take a target of another kind."
-    )
+    return McpTarget(spec)
 
 
 class LocalTarget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
@@ -23,6 +24,7 @@ from heedful.server import sse
 from heedful.server.bodies import json_response, read_body, until_hangup
 from heedful.server.chat_api import ChatBody, chat_ask_of, chat_of, events_of, sse_error
 from heedful.server.deciders import decide
+from heedful.server.route_mcp import McpTarget
 from heedful.server.route_targets import make_target
 from heedful.server.state import ServerState, state_of
 
@@ -62,7 +64,11 @@ def asker(policy: Policy, state: ServerState) -> Ask | None:
 
 
 async def warm(policy: Policy, state: ServerState) -> None:
-    """Asks the decider once, so that the first request does not wait for its loading, and would go without it."""
+    """Asks the decider once, so that the first request does not wait for its loading, and would go without it; starts
+    the servers of tools."""
+    if state.router is not None:
+        tools = [target for target in state.router.targets.values() if isinstance(target, McpTarget)]
+        await asyncio.gather(*(target.warm() for target in tools))
     ask = asker(policy, state)
     if ask is None or policy.decision is None:
         return
