@@ -1,6 +1,7 @@
 # make demo   install into .venv, fetch the default model once, answer one prompt, print what it cost
 # make test   everything that CI runs: lint, types, tests
 # make sanitize  the kernels' tests under address and undefined-behaviour sanitizers
+# make mcp-conformance  the protocol's own suite against heedful's MCP server and client (brings Node.js where there is none)
 # make browser   Debian's Chromium, which the tests of the server's page drive (as root)
 # make train-demo  trains a small model on a part of Moby-Dick and runs it: under 5 minutes on two cores
 # make lora-demo  teaches SmolLM2 a format with low-rank updates and judges it: six minutes of processor time
@@ -15,7 +16,7 @@ TORCH_INSTALLED := $(VENV)/.heedful-torch-installed
 TEST_INSTALLED := $(VENV)/.heedful-test-installed
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: demo train-demo lora-demo test lint types sanitize browser decider dev clean
+.PHONY: demo train-demo lora-demo test lint types sanitize mcp-conformance browser decider dev clean
 
 demo: $(INSTALLED)
 	$(BIN)/heedful pull
@@ -69,6 +70,9 @@ sanitize: $(TEST_INSTALLED)
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/site $(BIN)/python -m pytest -p no:cacheprovider \
 	  tests/kernels tests/engine/test_native_runner.py tests/engine/test_native_policies.py tests/engine/test_native_encoder.py \
 	  -k "not real and not golden_passage and not margin and not misuse and not built_in"
+
+mcp-conformance: $(TEST_INSTALLED)
+	$(BIN)/python tests/mcp/conformance/run.py build/mcp-conformance
 
 browser:
 	(command -v chromium && command -v chromedriver) >/dev/null || \
