@@ -30,7 +30,7 @@ from heedful.mcp.select_sql import Table
 from heedful.mcp.sql_tools import takes_query
 from heedful.mcp.thesaurus import with_synonyms
 
-MOST_LEFT = 0.5
+MOST_LEFT = 0.67
 """Share of a request's words that a call may leave over, where a model reads its result."""
 LEAST_SHARED = 0.3
 """Share of a request's words that some tool must account for, before a model that knows no tools must call one."""
@@ -190,11 +190,12 @@ def sure(plans: Sequence[Plan]) -> Plan | None:
     return whole[0]
 
 
-def near(plans: Sequence[Plan], selection: Selection) -> list[Plan]:
+def near(text: str, plans: Sequence[Plan], selection: Selection) -> list[Plan]:
     """Those that leave words over, but account for most of the request; none where the tool that fits best would change
-    something."""
+    something, and nothing is asked."""
     best = max(selection.chosen, key=lambda each: each.score, default=None)
-    if selection.abstained or best is None or best.tool.hints.read_only is False:
+    is_order = best is not None and best.tool.hints.read_only is False and not Request.of(text).asks
+    if selection.abstained or best is None or is_order:
         return []
     found = [plan for plan in plans if plan.share_left <= MOST_LEFT and not plan.is_unnamed]
     whole = [plan for plan in found if not plan.left_over]

@@ -21,7 +21,7 @@ from typing import Any
 from heedful.mcp.bm25 import split_name, stem, words
 from heedful.mcp.catalog import CatalogTool
 from heedful.mcp.config import ServerConfig, StdioLaunch
-from heedful.mcp.mentions import Mention, Request, is_within, occurrences
+from heedful.mcp.mentions import Mention, Request, Word, is_within, occurrences
 from heedful.mcp.select_sql import Table
 from heedful.mcp.signature import summary
 from heedful.mcp.sql_tools import Ask, is_sql, queries, takes_select
@@ -255,7 +255,8 @@ class Filler:
         quoted = [each for each in self._request.mentions("quoted") if re.search(r"[/.]", each.value)]
         if found := said or quoted:
             return [Found(await self._whole_path(each.value, roots), ((each.start, each.end),)) for each in found]
-        if self._lists and _is_of_folders(tool) and (named := await self._named_folder(tool, roots)):
+        says_folder = self._request.has(r"\b(?:sub)?(?:folders?|director(?:y|ies))\b")
+        if self._lists and says_folder and _is_of_folders(tool) and (named := await self._named_folder(tool, roots)):
             return [named]
         wants_folder = re.search(r"repo|dir|folder|cwd|root", f"{name} {tool.name}", re.IGNORECASE) is not None
         wants_file = re.search(r"(?:^|_)file(?:_|$)", tool.name) is not None
@@ -344,11 +345,12 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
     parameters = " ".join(split_name(each).replace("not ", "") for each in tool.parameters.get("properties", {}))
     named = f"{tool.server} {split_name(tool.name)}"
     told = {*words(f"{named} {parameters} {tool.description[:_TOLD_CHARS]}")}
+    own = set(words(named))
     meant = {*told, *with_synonyms(words(f"{named} {parameters} {summary(tool.description)}"))}
     left = [
         word.text
         for word in request.words
-        if not is_within(word, filled.spans) and not meant & set(with_synonyms(word.stems))
+        if not is_within(word, filled.spans) and not _accounts_for(word, request, meant, own)
     ]
     if must_be_named and not filled.spans and not _is_named(request, tool):
         left.append(NOT_NAMED)
@@ -356,6 +358,13 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
     if not media and request.mentions("path") and _MEDIA & set(words(tool.name)):
         left.append("(no media)")
     return left + [kind for kind in media if kind not in told]
+
+
+def _accounts_for(word: Word, request: Request, meant: set[str], own: set[str]) -> bool:
+    """Whether a tool's words mean this one; "not staged" is meant by unstaged, and not by staged."""
+    if re.search(r"\bnot\s+(?:yet\s+)?$", request.text[: word.start], re.IGNORECASE):
+        return bool({f"un{stem}" for stem in word.stems} & (meant | own)) or not set(word.stems) & own
+    return bool(meant & set(with_synonyms(word.stems)))
 
 
 def _is_named(request: Request, tool: CatalogTool) -> bool:
@@ -382,7 +391,7 @@ def _said(mention: Mention) -> Found:
 
 def _glob(text: str) -> Found | None:
     """Of "csv files": **/*.csv."""
-    match = re.search(r"(?:\.|\b)(\w{1,5})\s+files?\b", text, re.IGNORECASE)
+    match = re.search(r"(?:\.|\b)(\w{2,5})\s+files?\b", text, re.IGNORECASE)
     if match is None or mimetypes.guess_type(f"x.{match[1].lower()}")[0] is None:
         return None
     return Found(f"**/*.{match[1].lower()}", (match.span(),))

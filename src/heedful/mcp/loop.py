@@ -295,7 +295,7 @@ class ToolTurn:
         plan = sure(plans)
         if plan is not None:
             self._way = "rules"
-        elif maybe := near(plans, self._selection):
+        elif maybe := near(question, plans, self._selection):
             if (yield from self._tried(maybe, before)):
                 return
             self._way = "likelihood"

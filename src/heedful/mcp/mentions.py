@@ -47,7 +47,7 @@ _ASKING = frozenset(
     which who whom whose when where why much many any all there exist exists available tell show give get list print
     display see find look know want need say says said read called named name names right now current currently
     exactly just here still yet please thanks hello hi hey ok okay number count total make made did does happen take
-    about out checked one ones each every also contain contains hold holds inside much currently moment whole
+    about out checked make one ones each every also contain contains hold holds inside much currently moment whole
     am not hows whats wheres whos whens cant id ill im
     """,
     )

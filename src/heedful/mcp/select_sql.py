@@ -30,8 +30,8 @@ _HINTED = (
     (_DATED, ("date", "time", "created", "day", "year")),
     (_AGED, ("age",)),
 )
-_OVER = r"(?:more|greater|higher|larger|bigger)\s+than|over|above|at\s+least|exceeding"
-_UNDER = r"(?:less|fewer|lower|smaller)\s+than|under|below|at\s+most"
+_OVER = r"(?:more(?:\s+expensive)?|greater|higher|larger|bigger|dearer)\s+than|over|above|at\s+least|exceeding"
+_UNDER = r"(?:less(?:\s+expensive)?|fewer|lower|smaller|cheaper)\s+than|under|below|at\s+most"
 _PEOPLE = frozenset(words("customer user author owner person people client member employee buyer seller"))
 _FILLERS = frozenset(
     words(
@@ -81,7 +81,10 @@ def named_tables(request: Request, tables: Sequence[Table]) -> list[Table]:
     named = [table for table in tables if occurrences(table.name, request.text)]
     if named:
         return named
-    return [table for table in tables if any(occurrences(column.name, request.text) for column in table.columns)]
+    by_column = [table for table in tables if any(occurrences(each.name, request.text) for each in table.columns)]
+    if by_column or not request.has(r"\bcosts?\b"):
+        return by_column
+    return [table for table in tables if any(each.name.lower() in ("price", "cost") for each in table.columns)]
 
 
 def compose(request: Request, table: Table, values: Mapping[str, Sequence[str]]) -> Query | None:
@@ -133,8 +136,13 @@ def _find_columns(parts: _Parts) -> None:
 def _priced(parts: _Parts) -> list[tuple[Span, Column]]:
     """What something costs is its price, its amount, …"""
     match = re.search(r"\b(?:costs?|prices?|priced|cost of)\b", parts.request.text, re.IGNORECASE)
-    column = next((each for name in _PRICES for each in parts.table.columns if name in each.name.lower()), None)
-    return [(match.span(), column)] if match and column and column.is_number else []
+    column = _price_of(parts.table)
+    return [(match.span(), column)] if match and column else []
+
+
+def _price_of(table: Table) -> Column | None:
+    numbers = [column for column in table.columns if column.is_number]
+    return next((each for name in _PRICES for each in numbers if name in each.name.lower()), None)
 
 
 def _find_compared(parts: _Parts) -> None:
@@ -142,7 +150,8 @@ def _find_compared(parts: _Parts) -> None:
         for match in re.finditer(rf"\b(?:{pattern})\s+(?:[$€£]\s*)?(?=-?\d)", parts.request.text, re.IGNORECASE):
             number = _number_at(parts.request, match.end())
             before = [column for column in parts.columns if column.is_number]
-            column = before[-1] if before else _only_number(parts.table)
+            of_price = re.search("expens|cheap|dear", match[0], re.IGNORECASE)
+            column = before[-1] if before else _price_of(parts.table) if of_price else _only_number(parts.table)
             if number is None or column is None:
                 continue
             wide = "=" if re.match(r"at", match[0], re.IGNORECASE) else ""
