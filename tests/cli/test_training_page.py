@@ -18,23 +18,25 @@ PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def test_the_commands_run_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    minilm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```console\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     commands = [line.removeprefix("$ heedful ") for block in blocks for line in block.splitlines()]
-    assert len(commands) == 13
+    assert len(commands) == 15
     for command in commands:
         assert run(shlex.split(command)) == 0, command
     out = capsys.readouterr().out
     assert "step 30/30 · loss" in out
     assert re.search(r'^optim.optimizer +"adamw" +"muon"$', out, re.MULTILINE)
     assert "step 40/40 · loss" in out
+    assert re.search(r"^refund: (yes|no), probability of yes 0\.\d+$", out, re.MULTILINE)
 
 
 def test_every_setting_is_in_the_table() -> None:
-    rows = re.findall(r"^\| (`(?:model|data|optim|lora|dpo|parallel|run)\..*?) \|", PAGE, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`(?:model|data|optim|lora|dpo|decide|parallel|run)\..*?) \|", PAGE, flags=re.MULTILINE)
     named = set()
     for row in rows:
         section = row[1:].partition(".")[0]

@@ -1,4 +1,4 @@
-"""`heedful train`: from text files, or from chats and a base, to a model that every other verb runs."""
+"""`heedful train`: from text files, or from a base and rows, to a model that every other verb runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON object.")] = False,
 ) -> None:
-    """Train a model on text, or a base on chats or preferences. OUT/metrics.jsonl has what is printed; Ctrl-C saves."""
+    """Train a model on text, or a base on chats, preferences or decisions. Ctrl-C saves; OUT/metrics.jsonl has all."""
     given = {
         "data.files": [str(path) for path in data] if data else None,
         "data.validation": [str(path) for path in validation] if validation else None,

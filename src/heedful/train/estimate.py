@@ -108,9 +108,9 @@ def _require_room(state_bytes: int) -> None:
 
 
 def in_words(found: Estimate, settings: TrainSettings) -> str:
-    batch = f"{settings.decide.batch} questions"
+    batch, dense = f"{settings.decide.batch} questions", "if options saw each other"
     if not settings.data.decisions:
-        batch = f"{told(settings.optim.batch_tokens):,} tokens at most"
+        batch, dense = f"{told(settings.optim.batch_tokens):,} tokens at most", "in full contexts"
     share = found.step_visits / found.dense_visits
     of_base = f"{bytes_text(found.frozen_bytes)} for the base as its file has it; " if found.frozen_bytes else ""
     trained = f"; {found.trained_parameters:,} are trained" if found.frozen_bytes else ""
@@ -120,7 +120,7 @@ def in_words(found: Estimate, settings: TrainSettings) -> str:
                    f"{bytes_text(found.peak_bytes)} at most with everything, measured"),
         ("a step", f"{batch}, {short(found.step_flops)}FLOP, "
                    f"{found.step_seconds:.2f} s measured"),
-        ("visits", f"{short(found.step_visits)} a step, {share:.0%} of {short(found.dense_visits)} in full contexts"),
+        ("visits", f"{short(found.step_visits)} a step, {share:.0%} of {short(found.dense_visits)} {dense}"),
         ("the run", f"{found.steps:,} steps, {short(found.tokens)} tokens, {found.epochs:.1f} epochs, "
                     f"{short(found.step_visits * found.steps)} visits, {short(found.step_flops * found.steps)}FLOP"),
         ("time", f"about {duration(found.step_seconds * found.steps)}, at {settings.run.threads} "

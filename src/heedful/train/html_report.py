@@ -224,7 +224,8 @@ def _charts(runs: Sequence[RunRecord]) -> Iterable[str]:
 
     raw = [Line(run.column("loss"), f"{_colour(i)} raw") for i, run in enumerate(runs)]
     smooth = [Line(smoothed(run.column("loss")), _colour(i)) for i, run in enumerate(runs)]
-    yield chart("Loss", [*raw, *smooth], note="nats a token; bold: smoothed")
+    unit = "question" if all(run.settings.data.decisions for run in runs) else "token"
+    yield chart("Loss", [*raw, *smooth], note=f"nats a {unit}; bold: smoothed")
     for name in dict.fromkeys(name for run in runs for name in run.figures):
         yield chart(
             f"Validation: {_in_words(name)}",
@@ -251,7 +252,10 @@ def _commands(runs: Sequence[RunRecord]) -> str:
         folder = shlex.quote(str(run.folder))
         if len(run.steps) < run.settings.run.steps:
             lines.append(f"heedful train --resume --out {folder}    # go on")
-        if checkpoints(run.folder):
+        if checkpoints(run.folder) and run.settings.data.decisions:
+            lines.append(f"heedful decide -m {folder} --text '…' --noul '…'    # run it")
+            lines.append(f"heedful calibrate -m {folder} --data ROWS.jsonl    # its temperatures")
+        elif checkpoints(run.folder):
             lines.append(f"heedful generate -m {folder} 'Once'    # run it")
             lines.append(
                 f"heedful export -m {folder} --to gguf --out {shlex.quote(run.name + '.gguf')}    # for llama.cpp"

@@ -53,7 +53,9 @@ def begin_run(folder: Path, settings: TrainSettings, say: Callable[[str], None])
     """
     if not (settings.data.files or settings.data.chat or settings.data.preferences):
         raise BadParameter(
-            "--data", "is missing", "Name a text file, or a *.jsonl with a text in every line, or chats by --chat."
+            "--data",
+            "is missing",
+            "Name a text file or a *.jsonl of texts; or, with --base, --chat, --preferences or --decisions.",
         )
 
     def write(aside: Path) -> Base | None:
