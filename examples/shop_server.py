@@ -8,9 +8,20 @@ import sys
 
 SHELF = {"tea": (12, 3.5), "coffee": (0, 7.9), "sugar": (40, 1.2)}
 ITEM = {"type": "object", "properties": {"item": {"type": "string", "enum": list(SHELF)}}, "required": ["item"]}
+READS = {"readOnlyHint": True}
 TOOLS = [
-    {"name": "stock", "description": "Tells how many packets of an item are left.", "inputSchema": ITEM},
-    {"name": "price", "description": "Tells what a packet of an item costs, in euros.", "inputSchema": ITEM},
+    {
+        "name": "stock",
+        "description": "Tells how many packets of an item are left.",
+        "inputSchema": ITEM,
+        "annotations": READS,
+    },
+    {
+        "name": "price",
+        "description": "Tells what a packet of an item costs, in euros.",
+        "inputSchema": ITEM,
+        "annotations": READS,
+    },
 ]
 
 

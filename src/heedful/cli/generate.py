@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.adapter_option import Adapter, adapter_from_option
+from heedful.cli.generate_tools import answer_with_tools, check_for_answer
 from heedful.cli.json_rows import print_json
 from heedful.cli.policy_options import (
     Budget,
@@ -24,6 +25,7 @@ from heedful.cli.policy_options import (
     warn_of_loss,
 )
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
+from heedful.cli.tool_options import DEFAULT_EMBEDDER, Mcp, McpTrust, ToolEmbedder
 from heedful.errors import BadParameter
 from heedful.weights.source_names import default_model
 
@@ -82,12 +84,16 @@ def generate(
     explain_cost: Annotated[
         bool, typer.Option("--explain-cost", help="Afterwards: what each cache policy would have cost here (stderr).")
     ] = False,
+    mcp: Mcp = None,
+    mcp_trust: McpTrust = False,
+    tool_embedder: ToolEmbedder = DEFAULT_EMBEDDER,
 ) -> None:
     """Continue PROMPT, or answer it with --chat, and show what the answer cost."""
     conversation = _conversation(prompt, file, messages, chat, system)
     question = prompt_text(prompt, file) if conversation is None else conversation
     if logprobs is not None and not json_output:
         raise BadParameter("--logprobs", "is shown in JSON only", "Add --json.")
+    check_for_answer(mcp, mcp_trust, conversation, {"--logprobs": logprobs is not None, "--explain-cost": explain_cost})
     sampling = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -116,6 +122,14 @@ def generate(
         **kept,
     )
     warn_of_loss(model, policy)
+    shows_receipt = receipt if receipt is not None else sys.stdout.isatty() and not json_output
+    if mcp is not None and conversation is not None:
+        how = {**sampling, "adapter": adapter}
+        answer_with_tools(
+            llm, conversation, mcp,
+            trust=mcp_trust, embedder=tool_embedder, as_json=json_output, receipt=shows_receipt, how=how,
+        )  # fmt: skip
+        return
     stream = _ask(llm, question, truncate, {**sampling, "adapter": adapter})
     completion = stream.complete() if json_output else _print_as_it_comes(stream)
     explained = _explain(llm, completion) if explain_cost else None
@@ -124,7 +138,7 @@ def generate(
         print_json(shown)
     if completion.dropped_tokens:
         print(f"heedful: {completion.dropped_tokens:,} prompt tokens were cut to fit the context", file=sys.stderr)
-    if receipt if receipt is not None else sys.stdout.isatty() and not json_output:
+    if shows_receipt:
         print(completion.receipt.line(), file=sys.stderr)
     if explained is not None and not json_output:
         from heedful.cli.explain_cost import table
