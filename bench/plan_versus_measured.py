@@ -26,7 +26,7 @@ from serve import WORDS, Server
 
 from heedful.cost.shapes import KNOWN
 from heedful.plan.capacity import POLICIES, CountsAt, Replica, plan
-from heedful.plan.simulate import WARM_SHARE, Fleet, simulate
+from heedful.plan.simulate import COOL_SHARE, WARM_SHARE, Fleet, simulate
 from heedful.plan.speed import measured_speed
 from heedful.plan.workload import Workload, first_turns
 
@@ -115,7 +115,7 @@ async def _load(url: str, workload: Workload, args: argparse.Namespace, rate: fl
 
     answers = await asyncio.gather(*(one(at, body) for (at, _), body in zip(turns, bodies, strict=True)))
     over = perf_counter() - began - turns[0][0]
-    measured = [answer for answer in answers if answer["arrived"] >= WARM_SHARE * turns[-1][0]]
+    measured = [answer for answer in answers if WARM_SHARE <= answer["arrived"] / turns[-1][0] <= 1 - COOL_SHARE]
     prompts = sum(answer["usage"]["prompt_tokens"] for answer in measured)
     cached = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in measured)
     return {

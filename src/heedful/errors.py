@@ -26,6 +26,7 @@ HeedfulError
 ├── QueueFull                   too many requests wait already
 ├── EngineStopped               the server is going down
 ├── TargetFailed                what a router sent a request to did not answer; names it, and HTTP's status
+├── DeployFailed                Ray Serve could not start what it was to run; its reason is in it
 ├── HistoryError                the file of past chats cannot be read or written
 └── McpError                    something about tools that are reached over MCP
     ├── McpConfigError          the file that names the servers is wrong; names file, server and field
@@ -169,6 +170,10 @@ class QueueFull(HeedfulError):
 class EngineStopped(HeedfulError):
     def __init__(self) -> None:
         super().__init__("the server is shutting down", "Try again once it is back.")
+
+
+class DeployFailed(HeedfulError):
+    pass
 
 
 class TargetFailed(HeedfulError):

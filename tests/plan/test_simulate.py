@@ -9,7 +9,7 @@ import pytest
 
 from heedful.cost.formulas import Shape, decode_cost, prefill_cost
 from heedful.plan.capacity import CountsAt
-from heedful.plan.simulate import WARM_SHARE, Fleet, Simulated, simulate
+from heedful.plan.simulate import COOL_SHARE, WARM_SHARE, Fleet, Simulated, simulate
 from heedful.plan.speed import Speed
 from heedful.plan.workload import Workload, first_turns
 from heedful.request import CachePolicy
@@ -76,7 +76,7 @@ def test_many_steps_at_once_are_as_one_by_one(per_second: float) -> None:
     found = run(workload, Fleet(1, 10**9), speed, 80, per_second, seed=3)
     arrivals = [at for at, _ in first_turns(workload, 80, per_second, random.Random(3))]
     true = step_by_step(workload, speed, arrivals)
-    measured = [i for i, at in enumerate(arrivals) if at >= WARM_SHARE * arrivals[-1]]
+    measured = [i for i, at in enumerate(arrivals) if WARM_SHARE <= at / arrivals[-1] <= 1 - COOL_SHARE]
     first, total = ([true[i][k] - arrivals[i] for i in measured] for k in (0, 1))
     assert found.requests == len(measured)
     assert found.first_token_mean == pytest.approx(sum(first) / len(first), rel=0.02)

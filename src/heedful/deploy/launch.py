@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from heedful.deploy.settings import settings_from_args
-from heedful.errors import BadParameter
+from heedful.errors import BadParameter, DeployFailed
 
 IMPORT_PATH = "heedful.deploy.app:build"
 
@@ -58,9 +60,12 @@ def read_app(path: Path) -> Deployed:
 
 def start(app: Deployed, address: str | None = None) -> None:
     """`address`: of a cluster; None: a Ray of this machine's cores, which ends with this process. Returns when the
-    replicas are ready."""
+    replicas are ready. Raises DeployFailed."""
+    for name in _PATIENCE:
+        os.environ.setdefault(name, "60")
     import ray
     from ray import serve
+    from ray.exceptions import RayError
 
     from heedful.deploy.app import build
 
@@ -68,8 +73,25 @@ def start(app: Deployed, address: str | None = None) -> None:
         ray.init(include_dashboard=False, configure_logging=False, log_to_driver=False)
     else:
         ray.init(address=address, log_to_driver=False)
-    serve.start(http_options={"host": app.host, "port": app.port})
-    serve.run(build(app.args), name=app.name, route_prefix=app.route_prefix)
+    try:
+        serve.start(http_options={"host": app.host, "port": app.port})
+        serve.run(build(app.args), name=app.name, route_prefix=app.route_prefix)
+    except (RayError, RuntimeError, TimeoutError) as error:
+        ray.shutdown()
+        raise DeployFailed(
+            f"{app.name} does not start: {_reason(str(error))}", "Look at Ray's logs for more."
+        ) from error
+
+
+_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S")
+"""Serve gives its proxy 5 seconds to start, and starts another one: on a busy machine none ever does."""
+
+
+def _reason(text: str) -> str:
+    """Our own error in what Ray says of a replica's end, else its last line."""
+    ours = re.findall(r"heedful\.errors\.\w+: (.+)", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return str((ours or lines[-1:] or ["no reason is given"])[-1])[:300]
 
 
 def stop(app: Deployed, *, is_own: bool) -> None:

@@ -27,8 +27,9 @@ from heedful.router.affinity import Affinity, Placement, Work
 
 MOST_BLOCKS = 32
 """Of a prompt: with longer ones a block is several pages, and hits are rounded down to it."""
-WARM_SHARE = 0.3
-"""Of the time in which conversations begin, its first part, that is not measured: caches fill and queues build up."""
+WARM_SHARE, COOL_SHARE = 0.3, 0.1
+"""Of the time in which requests come, its first and its last part, which are not measured: caches fill and queues build
+up in the one, and what came in the other is followed by nobody."""
 Routing = Literal["affinity", "random"]
 
 
@@ -42,13 +43,13 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Seconds; shares of tokens. Of the requests that came while conversations began, after the first WARM_SHARE."""
+    """Seconds; shares of tokens. Of the requests that came in the time that is measured."""
 
     requests: int
     replicas: int
     routing: str
     seconds: float
-    """In which the measured ones came."""
+    """In which they came."""
     first_token_mean: float
     first_token_p50: float
     first_token_p95: float
@@ -82,6 +83,8 @@ class _Running:
     """A request on its way."""
 
     asked: Asked
+    blocks: tuple[int, ...]
+    """Names of its prompt's."""
     arrived: float
     reachable: int
     placement: Placement[int] | None = None
@@ -121,7 +124,8 @@ def simulate(
     per_second: float | None = None,
     seed: int = 0,
 ) -> Simulated:
-    """`per_second`: requests; None: those of the workload's peak."""
+    """`requests`: of the conversations that begin; the last ones' later turns are left out. `per_second`: requests;
+    None: those of the workload's peak."""
     rate = workload.peak_requests_per_second if per_second is None else per_second
     return _Simulation(workload, fleet, speed, counts, seed).run(
         max(1, requests // workload.turns), rate / workload.turns
@@ -145,12 +149,14 @@ class _Simulation:
         self._done: list[tuple[_Running, float]] = []
         self._window = (0.0, 0.0)
         """The seconds that are measured."""
+        self._last = 0.0
+        """When the last conversation begins; nothing comes later."""
 
     def run(self, conversations: int, per_second: float) -> Simulated:
-        now = 0.0
-        for now, asked in first_turns(self._workload, conversations, per_second, self._draw):
-            self._push(now, -1, 0, asked)
-        self._window = (WARM_SHARE * now, now)
+        for at, asked in first_turns(self._workload, conversations, per_second, self._draw):
+            self._push(at, -1, 0, asked)
+            self._last = at
+        self._window = (WARM_SHARE * self._last, (1 - COOL_SHARE) * self._last)
         while self._events:
             now, _, number, version, arriving = heapq.heappop(self._events)
             if arriving is not None:
@@ -167,8 +173,8 @@ class _Simulation:
 
     def _arrive(self, now: float, asked: Asked) -> None:
         blocks = block_names(self._workload, asked, asked.prompt, self._block)
-        running = _Running(asked, now, self._reachable(asked, blocks))
-        number = self._route(running, blocks)
+        running = _Running(asked, blocks, now, self._reachable(asked, blocks))
+        number = self._route(running)
         replica = self._replicas[number]
         replica.waiting.append(running)
         if not replica.steps:
@@ -186,11 +192,11 @@ class _Simulation:
         self._known.update(blocks[found:])
         return min(found * self._block, asked.prompt - 1)
 
-    def _route(self, running: _Running, blocks: tuple[int, ...]) -> int:
+    def _route(self, running: _Running) -> int:
         if self._fleet.routing == "random":
             return self._draw.randrange(self._fleet.replicas)
-        placement = self._affinity.choose(blocks, Work(running.asked.prompt, self._workload.output))
-        self._affinity.begin(placement, blocks)
+        placement = self._affinity.choose(running.blocks, Work(running.asked.prompt, self._workload.output))
+        self._affinity.begin(placement, running.blocks)
         running.placement = placement
         return placement.replica
 
@@ -235,7 +241,9 @@ class _Simulation:
         self._done.append((running, now))
         following = next_turn(self._workload, asked)
         if following is not None:
-            self._push(now + self._draw.expovariate(1 / self._workload.think_s), -1, 0, following)
+            at = now + self._draw.expovariate(1 / self._workload.think_s)
+            if at <= self._last:
+                self._push(at, -1, 0, following)
 
     def _begin(self, now: float, number: int) -> None:
         """Admits who waits, and says when the next thing happens."""
@@ -255,7 +263,7 @@ class _Simulation:
     def _admit(self, replica: _Replica, running: _Running) -> None:
         """The pages that it shares with another that is being read count as there: it waits behind that one."""
         asked = running.asked
-        blocks = block_names(self._workload, asked, asked.prompt, self._block)
+        blocks = running.blocks
         found = next((i for i, block in enumerate(blocks) if block not in replica.kept), len(blocks))
         running.cached = min(found * self._block, (asked.prompt - 1) // PAGE_LEN * PAGE_LEN)
         running.missing = asked.prompt - running.cached

@@ -6,6 +6,7 @@ tokens that make v visits add p · seconds_per_token + v · seconds_per_visit.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class Speed:
         points = self.batches
         if len(points) == 1:
             return points[0][1]
-        above = next((i for i, (count, _) in enumerate(points) if i and count >= sequences), len(points) - 1)
+        above = min(max(bisect_left(points, (sequences,)), 1), len(points) - 1)
         (n0, s0), (n1, s1) = points[above - 1], points[above]
         return s0 + (s1 - s0) * (sequences - n0) / (n1 - n0)
 
