@@ -88,6 +88,8 @@ def view(
         from heedful.view.term import view_text
 
         _print_plain(view_text(made))
+    else:
+        print(page)
 
 
 def _view(llm: LLM, asked: str | list[dict[str, str]], policy: CachePolicy, sampling: dict[str, Any]) -> dict[str, Any]:
@@ -151,4 +153,4 @@ def _write(page: Path, made: dict[str, Any]) -> None:
             aside.write_text(view_page(made), encoding="utf-8")
     except OSError as error:
         raise BadParameter("--output", f"{page} cannot be written: {error.strerror}") from error
-    print(f"{page}: {made['receipt_line']}", file=sys.stderr)
+    print(made["receipt_line"], file=sys.stderr)
