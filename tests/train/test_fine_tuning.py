@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,62 @@ def test_updates_are_those_that_peft_computes(base: Path, chats: Path, tmp_path:
         with theirs.disable_adapter():
             without = theirs(torch.tensor([ids])).logits[0, -1]
     assert not torch.allclose(ours, without, atol=1e-3), "they change something"
+
+
+@pytest.fixture(scope="module")
+def phi3(base_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Phi-3, whose q, k and v, and whose gate and up, are one matrix each."""
+    transformers = pytest.importorskip("transformers")
+    folder, tokenizer = tmp_path_factory.mktemp("phi3"), LLM(str(base_run)).tokenizer
+    end_id = min(tokenizer.eos_ids)
+    config = transformers.Phi3Config(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=96, original_max_position_embeddings=96,
+        pad_token_id=end_id, bos_token_id=end_id, eos_token_id=end_id, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Phi3ForCausalLM(config).save_pretrained(folder)
+    for file in model_in(base_run).glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_updates_of_fused_matrices_and_their_gradients_are_those_of_peft(
+    phi3: Path, chats: Path, tmp_path: Path
+) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    trainer = updated(phi3, chats, tmp_path / "run", optim__lr=0.02)
+    of_base = transformers.AutoModelForCausalLM.from_pretrained(phi3, dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(of_base, model_in(tmp_path / "run"), is_trainable=True)
+    with_updates = {name.split(".")[-2] for name, _ in theirs.named_modules() if name.endswith(".lora_A")}
+    assert with_updates == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    batch, total, targets = trainer.run.data.batch(0), torch.zeros(()), 0
+    for segment in batch.segments:
+        chat = chat_of(trainer.run.data.store, segment.document)
+        ids, learned = torch.tensor([chat.token_ids]), torch.tensor(chat.learned)[1:]
+        losses = F.cross_entropy(theirs(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        total, targets = total + losses[learned].sum(), targets + int(learned.sum())
+    (total / targets).backward()
+    assert trainer.gradients(batch) == pytest.approx(total.item() / targets, rel=1e-5)
+    expected = {name.replace(".default", ""): each.grad for name, each in theirs.named_parameters() if "lora_" in name}
+    ours = {name: each.grad for name, each in trainer.model._named()}  # type: ignore[union-attr]
+    assert ours.keys() == expected.keys()
+    assert len(ours) == 2 * 4 * 2
+    for name, grad in ours.items():
+        assert grad.abs().max() > 0, name
+        torch.testing.assert_close(grad, expected[name], atol=1e-6, rtol=1e-3)
+    made = merged(tmp_path / "run")
+    whole = Decoder(made.config)
+    place(whole, made.weights)
+    with torch.no_grad():
+        assert torch.allclose(last_logits(whole, ids[0].tolist()), theirs(ids).logits[0, -1], atol=1e-4)
+
+
+def test_a_part_of_a_fused_matrix_gets_no_update(phi3: Path, chats: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match=r"some of q_proj, k_proj, v_proj, which are one matrix here"):
+        begin(tmp_path / "run", tuning(phi3, chats, **LORA, lora__targets=["q_proj", "o_proj"]), say=quiet)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_merged_base_computes_alike(base: Path, chats: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.errors import BadParameter, UnsupportedModel
+from heedful.errors import BadParameter
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
 from heedful.train.base import reopened
@@ -124,6 +125,15 @@ class UpdatedLinear(nn.Module):
         return torch.add(self.base(x), update, alpha=self._scale)
 
 
+@dataclass(frozen=True)
+class _StoredMatrix:
+    name: str
+    """Ours."""
+    rows: int
+    targets: frozenset[str]
+    """Of the settings, all that it consists of."""
+
+
 class UpdatedBase:
     """Of a run with lora.rank."""
 
@@ -133,7 +143,6 @@ class UpdatedBase:
     def __init__(self, run: RunFiles) -> None:
         assert run.base is not None, run.folder
         loaded = reopened(run.base)
-        require_separate_matrices(loaded.config)
         self.config, self._run, self._lora = loaded.config, run, run.settings.lora
         self.frozen_weights = sum(tensor.num_weights for tensor in loaded.weights.values())
         self.frozen_bytes = sum(tensor.num_bytes for tensor in loaded.weights.values())
@@ -177,16 +186,33 @@ class UpdatedBase:
         for name, module in list(self.decoder.named_modules()):
             if not isinstance(module, FrozenLinear) or not name.startswith("layers."):
                 continue
+            parts = self._stored_matrices(name, module)
             updates: dict[int, LowRankUpdate] = {}
-            for place, (part, stored) in enumerate(zip(_part_names(name, self.config), module.parts, strict=True)):
-                if hf_name(f"{part}.weight", self.config.family).split(".")[-2] in settings.targets:
-                    updates[place] = LowRankUpdate(stored.shape[1], stored.shape[0], settings.rank, generator)
-                    self._by_name[part] = updates[place]
+            for place, part in enumerate(parts):
+                if part.targets <= set(settings.targets):
+                    columns = module.parts[0].shape[1]
+                    updates[place] = LowRankUpdate(columns, part.rows, settings.rank, generator)
+                    self._by_name[part.name] = updates[place]
             if updates:
-                rows = [part.shape[0] for part in module.parts]
+                rows = [part.rows for part in parts]
                 replace_module(
                     self.decoder, name, UpdatedLinear(module, rows, updates, settings.scale, settings.dropout)
                 )
+
+    def _stored_matrices(self, name: str, module: FrozenLinear) -> list[_StoredMatrix]:
+        """What the family's files have of a module: Phi-3's have fused matrices whole, and so an update of one is."""
+        names, rows = _part_names(name, self.config), [part.shape[0] for part in module.parts]
+        targets = [self._target_of(part) for part in names]
+        if self.config.family == "phi3" and len(names) > 1:
+            fused = name if name.endswith("qkv") else f"{name.removesuffix('up')}gate_up"
+            return [_StoredMatrix(fused, sum(rows), frozenset(targets))]
+        return [
+            _StoredMatrix(part, n, frozenset([target])) for part, n, target in zip(names, rows, targets, strict=True)
+        ]
+
+    def _target_of(self, part: str) -> str:
+        """As the peft package knows the matrix."""
+        return hf_name(f"{part}.weight", self.config.family).split(".")[-2]
 
     # ---- checkpoints
 
@@ -216,7 +242,7 @@ class UpdatedBase:
             "r": self._lora.rank,
             "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
             "lora_dropout": self._lora.dropout,
-            "target_modules": list(self._lora.targets),
+            "target_modules": list(dict.fromkeys(map(self._target_of, self._by_name))),
             "bias": "none",
             "fan_in_fan_out": False,
             "init_lora_weights": True,
@@ -242,15 +268,6 @@ def merged(run: Path) -> LoadedModel:
         raise BadParameter("run", f"{run} trains no low-rank updates: its checkpoints are whole models")
     reopened(base)
     return load(str(run))
-
-
-def require_separate_matrices(config: ModelConfig) -> None:
-    """Raises UnsupportedModel for a family whose files fuse matrices that are apart here."""
-    if config.family == "phi3":
-        raise UnsupportedModel(
-            "Phi-3 has q, k and v in one matrix, whose updates peft stores as one",
-            "Train all of its weights, without --lora.",
-        )
 
 
 def _slots_by_module(decoder: Decoder) -> dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]]:

@@ -84,6 +84,8 @@ def _deciding(settings: TrainSettings) -> TrainSettings:
 def _based(settings: TrainSettings) -> TrainSettings:
     _require_shape_of_base(settings, ("base", "context_len"))
     config = base_config(str(settings.model.base))
+    if settings.lora.rank and config.family == "phi3":
+        _require_whole_fusions(settings.lora.targets)
     context = settings.model.context_len or min(config.context_len, BASE_CONTEXT)
     if context > config.context_len:
         raise BadParameter("model.context_len", f"is {context:,}; the base sees {config.context_len:,} at most")
@@ -102,6 +104,16 @@ def _based(settings: TrainSettings) -> TrainSettings:
         model=replace(settings.model, context_len=context),
         optim=replace(settings.optim, batch_tokens=batch_tokens, lr=lr),
     )
+
+
+def _require_whole_fusions(targets: tuple[str, ...]) -> None:
+    """Phi-3's files have these in one matrix each, whose update is one too."""
+    for fused in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        if 0 < len(set(fused) & set(targets)) < len(fused):
+            together = ", ".join(fused)
+            raise BadParameter(
+                "lora.targets", f"has some of {together}, which are one matrix here", "Name all or none."
+            )
 
 
 def _shared_by_three(heads: int) -> int:
