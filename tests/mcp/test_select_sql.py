@@ -36,7 +36,7 @@ def asked(question: str) -> list[tuple[Any, ...]] | None:
     [
         ("How many rows has table orders?", [(4,)]),
         ("How many orders are paid?", [(2,)]),
-        ("How many orders did Ana place on 2026-01-03?", None),
+        ("How many orders did Ana place on 2026-01-03?", [(1,)]),
         ("How many orders has Ana?", [(2,)]),
         ("How many different customers are in orders?", [(3,)]),
         ("How many orders have an amount over 7?", [(2,)]),

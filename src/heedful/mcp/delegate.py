@@ -25,6 +25,7 @@ from heedful.mcp.fill import NOT_NAMED, Filled, Filler, unexplained
 from heedful.mcp.mentions import Request, occurrences, orders_change
 from heedful.mcp.policy import verdict
 from heedful.mcp.reading import Reading, keys_of, read
+from heedful.mcp.say import ORDERING, moment_key
 from heedful.mcp.select import SHORTLIST, Selection
 from heedful.mcp.select_sql import Table
 from heedful.mcp.sql_tools import takes_query
@@ -96,7 +97,7 @@ class Delegate:
         is_order = orders_change(text)
         fitting = sorted(selection.chosen, key=lambda each: -each.score)
         tool = next((each.tool for each in fitting if is_order or self._only_reads(each.tool)), None)
-        if tool is None:
+        if tool is None or takes_query(tool):  # a query that no rule finds is beyond a weak model
             return None
         siblings = [other for other in catalogue.tools if other.server == tool.server]
         asking = _Asking(self._caller, self._config)
@@ -202,17 +203,25 @@ def near(text: str, plans: Sequence[Plan], selection: Selection) -> list[Plan]:
     return whole or found
 
 
-def narrowed(plan: Plan, reading: Reading) -> tuple[Reading, list[str]] | None:
+def narrowed(request: Request, plan: Plan, reading: Reading) -> tuple[Reading, list[str]] | None:
     """Of a result the rows in which words stand that the call has left over, and those of them that name its fields;
     None where it accounts for less than all."""
     names = reading.record if reading.record is not None else {key for row in reading.rows[:1] for key in keys_of(row)}
     told = set(with_synonyms([stem for name in names for stem in words(split_name(str(name)))]))
     about = [word for word in plan.left_over if told & set(with_synonyms(words(word)))]
-    said = [word for word in plan.left_over if word not in about]
+    said = [word for word in plan.left_over if word not in about and not _is_of_form(word, request, reading)]
     rows = tuple(row for row in reading.rows if all(_stands_in(word, row) for word in said))
     if said and (not rows or len(rows) == len(reading.rows) > 1):
         return None
     return (replace(reading, rows=rows) if said else reading), about
+
+
+def _is_of_form(word: str, request: Request, reading: Reading) -> bool:
+    """Whether it asks for what any such result has: the first or last of rows with dates, the words of a text."""
+    if word.lower() in ORDERING:
+        return moment_key(reading.rows) is not None
+    is_text = reading.form == "text" or all(isinstance(row, str) for row in reading.rows)
+    return request.asks_count and is_text and word.lower() in ("words", "lines")
 
 
 def _stands_in(word: str, row: Any) -> bool:

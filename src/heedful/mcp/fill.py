@@ -250,6 +250,8 @@ class Filler:
         """Paths that are said, under what the server may see; where none is, that itself, for tools of folders."""
         roots = await self._roots()
         said = self._request.mentions("path", "folder")
+        if re.search(r"repo|root|cwd|workspace", name, re.IGNORECASE) and roots:
+            said = [each for each in said if os.path.isabs(each.value)]  # others are inside of it
         if _is_of_folders(tool) and any(each.kind == "path" and "." in os.path.basename(each.value) for each in said):
             return []
         quoted = [each for each in self._request.mentions("quoted") if re.search(r"[/.]", each.value)]
@@ -347,10 +349,11 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
     told = {*words(f"{named} {parameters} {tool.description[:_TOLD_CHARS]}")}
     own = set(words(named))
     meant = {*told, *with_synonyms(words(f"{named} {parameters} {summary(tool.description)}"))}
+    told_before = _told_before(request, filled)
     left = [
         word.text
         for word in request.words
-        if not is_within(word, filled.spans) and not _accounts_for(word, request, meant, own)
+        if not is_within(word, [*filled.spans, *told_before]) and not _accounts_for(word, request, meant, own)
     ]
     if must_be_named and not filled.spans and not _is_named(request, tool):
         left.append(NOT_NAMED)
@@ -358,6 +361,12 @@ def unexplained(request: Request, tool: CatalogTool, filled: Filled, *, must_be_
     if not media and request.mentions("path") and _MEDIA & set(words(tool.name)):
         left.append("(no media)")
     return left + [kind for kind in media if kind not in told]
+
+
+def _told_before(request: Request, filled: Filled) -> list[Span]:
+    """What stands before the question itself, where the arguments take up something of it: the rest of it is story."""
+    begin = request.asked_part[0]
+    return [(0, begin)] if any(end <= begin for _, end in filled.spans) else []
 
 
 def _accounts_for(word: Word, request: Request, meant: set[str], own: set[str]) -> bool:

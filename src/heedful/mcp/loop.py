@@ -296,10 +296,15 @@ class ToolTurn:
         if plan is not None:
             self._way = "rules"
         elif maybe := near(question, plans, self._selection):
-            if (yield from self._tried(maybe, before)):
+            heard = yield from self._tried(maybe, before)
+            if self._said_by_rules:
                 return
             self._way = "likelihood"
-            plan = self._likeliest(maybe)
+            plan = self._likeliest([plan for plan, _ in heard] or maybe)
+            if heard:
+                done = next(done for each, done in heard if each is plan)
+                yield from self._spoken([*self._messages[:-1], question_with_data(question, done.text)])
+                return
         if plan is not None:
             yield from self._by_plan(plan, before)
         elif self._selection.abstained or not (chat.prompt.knows_tools or fits_somehow(question, self._selection)):
@@ -330,24 +335,27 @@ class ToolTurn:
         self._progress.runs += receipts
         return chosen
 
-    def _tried(self, plans: Sequence[Plan], before: Sequence[str]) -> Generator[TurnEvent, None, bool]:
-        """Calls that leave words over, while nobody need be asked: one whose result has names for all of them answers.
-        Returns whether one did."""
+    def _tried(
+        self, plans: Sequence[Plan], before: Sequence[str]
+    ) -> Generator[TurnEvent, None, list[tuple[Plan, CallDone]]]:
+        """Calls that leave words over, while nobody need be asked: one whose result accounts for all of them answers.
+        Returns those that were made and gave a result."""
         may_be_tried = self._chat._delegate.may_be_tried
         plans = [each for each in plans if each.left_over and not each.filled.is_guess and may_be_tried(each)]
+        heard = []
         for plan in plans[:MOST_TRIED]:
             done = yield from self._call(plan.tool, plan.arguments)
             if done.output is None or done.output.is_error:
                 continue
-            found = narrowed(plan, read(done.output.value))
-            if found is None:
-                continue
-            answer = said(self._asked(plan, before), plan.arguments, found[0], about=found[1])
+            heard.append((plan, done))
+            asked = self._asked(plan, before)
+            found = narrowed(asked, plan, read(done.output.value))
+            answer = said(asked, plan.arguments, found[0], about=found[1]) if found is not None else None
             if answer is not None:
                 self._way, self._said_by_rules = "rules", True
                 yield self._piece(answer)
-                return True
-        return False
+                break
+        return heard
 
     def _asked(self, plan: Plan, before: Sequence[str]) -> Asked:
         """The question that a result is to answer."""

@@ -44,12 +44,13 @@ _ASKING = frozenset(
     re.findall(
         r"\w+",
         """
-    which who whom whose when where why much many any all there exist exists available tell show give get list print
-    display see find look know want need say says said read called named name names right now current currently
-    exactly just here still yet please thanks hello hi hey ok okay number count total make made did does happen take
-    about out checked make one ones each every also contain contains hold holds inside much currently moment whole
-    am not hows whats wheres whos whens cant id ill im
-    """,
+        which who whom whose when where why much many any all there exist exists available tell show give get
+        list print display see find look know want need say says said read called named name names right now
+        current currently exactly just here still yet please thanks hello hi hey ok okay number count total make
+        made did does happen take about out checked everything anything something things stuff one ones each
+        every also contain contains hold holds inside moment whole am not hows whats wheres whos whens cant id
+        ill im wrote
+        """,
     )
 )
 _WHAT_IS = re.compile(r"^(?:what|how|where|who|when)['’]?s$", re.IGNORECASE)
@@ -102,6 +103,13 @@ class Request:
     def words(self) -> tuple[Word, ...]:
         found = (Word(match[0], *match.span()) for match in _WORD.finditer(self.text))
         return tuple(word for word in found if _means_something(word.text))
+
+    @cached_property
+    def asked_part(self) -> tuple[int, int]:
+        """The last sentence that asks or orders, else the last: what stands before it tells of the case."""
+        sentences = [match.span() for match in re.finditer(r"\S.*?(?:[.!?]+(?=\s|$)|$)", self.text, re.DOTALL)]
+        asking = [span for span in sentences if self.text[slice(*span)].endswith("?")]
+        return (asking or sentences or [(0, len(self.text))])[-1]
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text, re.IGNORECASE) is not None

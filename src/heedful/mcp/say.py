@@ -23,8 +23,10 @@ MOST_CHARS = 2000
 """Of an answer; a longer one is for reading by handle."""
 MOST_FIELDS = 12
 
+ORDERING = frozenset(["first", "oldest", "earliest", "last", "latest", "newest"])
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 _WHO = frozenset(words("author owner user customer person people name by sender creator"))
+_TOPICS = frozenset(words("message subject title description summary text content"))
 _FILES, _FOLDERS = ("file",), ("dir", "directory", "folder")
 
 
@@ -64,12 +66,28 @@ def _of_text(request: Request, text: str) -> str | None:
     return text.strip() or "It is empty."
 
 
+def moment_key(rows: Sequence[Any]) -> str | None:
+    """The field by which rows stand in time."""
+    if len(rows) < 2 or not all(isinstance(row, Mapping) for row in rows):
+        return None
+    return next((key for key in rows[0] if all(_MOMENT.match(str(row.get(key))) for row in rows)), None)
+
+
+def _in_time(request: Request, rows: list[Any]) -> list[Any]:
+    """The one row that is asked for by its place in time, else all."""
+    key = moment_key(rows)
+    is_oldest = request.has(r"\b(?:first|oldest|earliest)\b")
+    if key is None or not (is_oldest or request.newest):
+        return rows
+    return [(min if is_oldest else max)(rows, key=lambda row: str(row[key]))]
+
+
 def _of_rows(request: Request, asked: _Asked, rows: list[Any]) -> str | None:
-    rows = _of_kind(request, rows)
+    rows = _in_time(request, _of_kind(request, rows))
     if request.asks_whether and request.mentions("path"):
         return "yes"
-    if request.has(r"\bhow many lines\b|\bnumber of lines\b"):
-        return str(len(rows))
+    if request.has(r"\bhow many (?:lines|words)\b|\bnumber of (?:lines|words)\b") and _are_texts(rows):
+        return str(sum(len(row.split()) for row in rows) if request.has(r"\bwords\b") else len(rows))
     single = _single(rows[0]) if len(rows) == 1 else _NOTHING
     if single is not _NOTHING and (not isinstance(single, str) or not request.asks_count):
         return _plain(single)
@@ -131,6 +149,8 @@ def _asked_fields(request: Request, asked: _Asked, record: Mapping[str, Any]) ->
         people = [key for key in news if set(words(split_name(key))) & _WHO]
         if people:
             return people[:1]
+    if request.has(r"\babout\b") and (topics := [key for key in news if set(words(split_name(key))) & _TOPICS]):
+        return topics[:1]
     stems = words(" ".join(asked.about)) or [stem for word in request.words for stem in word.stems]
     scores = {key: _nearness(key, set(with_synonyms(stems)), set(stems)) for key in news}
     best = max(scores.values(), default=0.0)
@@ -164,6 +184,10 @@ def _of_kind(request: Request, rows: list[Any]) -> list[Any]:
     if asks_files == asks_folders:
         return rows
     return [row for row in rows if row["kind"] in (_FILES if asks_files else _FOLDERS)]
+
+
+def _are_texts(rows: Sequence[Any]) -> bool:
+    return all(isinstance(row, str) for row in rows)
 
 
 _NOTHING = object()

@@ -36,6 +36,7 @@ _PEOPLE = frozenset(words("customer user author owner person people client membe
 _FILLERS = frozenset(
     words(
         "table tables database db sqlite sql query row rows record records entry entries value values overall "
+        "place placed buy bought order ordered purchase purchased sell sold belong belongs own owns get got go come "
         "altogether together different distinct unique"
     )
 )
