@@ -16,7 +16,7 @@ from heedful.engine.torch_runner import build_decoder
 from heedful.kernels import reference
 from heedful.models.decoder import Decoder
 from heedful.testing import make_tiny_model
-from heedful.view.analysis import BUDGETS, WINDOWS, mass_of_chosen, page_promises
+from heedful.view.analysis import BUDGETS, WINDOWS, mass_of_chosen, page_bounds
 from heedful.view.record import make_view, recorded_run
 from heedful.view.steps import RecordingRunner
 from heedful.weights.load import load
@@ -187,7 +187,7 @@ def test_chosen_pages_one_query_at_a_time() -> None:
     mass = torch.rand(3, HEADS, 14, generator=generator)
     for budget in BUDGETS[:2]:
         pages = budget // 64
-        found = mass_of_chosen(page_promises(q, keys), mass, at, pages)
+        found = mass_of_chosen(page_bounds(q, keys), KV_HEADS, mass, at, pages)
         for row in range(3):
             own, local = int(at[row]) // 64, min(4, pages - 3)
             read = torch.zeros(KV_HEADS, 14, dtype=torch.bool)
@@ -198,8 +198,8 @@ def test_chosen_pages_one_query_at_a_time() -> None:
                 rotated = reference.hadamard(keys, 32)
                 full = torch.stack([rotated[64 * page : 64 * page + 64] for page in candidates])
                 bounds = reference.decode_bounds(reference.encode_bounds(full))
-                promise = reference.page_bounds(reference.hadamard(q[row], 32), *bounds)
-                best = reference.choose_pages(promise, pages - local - 2)
+                scores = reference.page_bounds(reference.hadamard(q[row], 32), *bounds)
+                best = reference.choose_pages(reference.page_promises(scores, KV_HEADS), pages - local - 2)
                 for head in range(KV_HEADS):
                     read[head, [0, *range(own - local, 14), *candidates[best[head]].tolist()]] = True
             assert found[row] == pytest.approx((mass[row] * read.repeat_interleave(2, dim=0)).sum(-1), abs=1e-5)

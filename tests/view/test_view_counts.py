@@ -16,9 +16,11 @@ from heedful.cache.pages import pages_for
 from heedful.engine.torch_runner import build_model
 from heedful.errors import BadParameter, UnsupportedModel
 from heedful.testing import make_tiny_model
+from heedful.view.html import view_page
 from heedful.view.record import Run, make_view, recorded_run, replanned_run
 from heedful.view.sampled import choose_samples
 from heedful.view.steps import RecordingRunner, Step, layer_visits, planned_steps, step_parts
+from heedful.view.term import view_text
 from heedful.weights.load import load
 
 MADE = ("full", "window", "sink", "selected")
@@ -111,6 +113,19 @@ def test_a_view_with_a_shared_prefix_and_guesses_adds_up(model: Path) -> None:
     assert sum(found.values()) == visits.dense
     again = replanned_run(completion, CachePolicy(), llm.config, llm.engine.runner.cache)
     assert sum(step_parts(step.spans, HEADS).made for step in again.steps) == visits.total - visits.rejected
+
+
+def test_the_shortest_run_has_a_view(model: Path) -> None:
+    llm = LLM(str(model))
+    completion, steps = recorded(llm, "a", max_tokens=1, ignore_eos=True)
+    view = view_of(model, recorded_run(completion, CachePolicy(), steps), llm)
+    assert view["computed_tokens"] == 1
+    assert view["queries"]["at"] == [0]
+    assert view["layers"]["entropy"] == [[0.0] * HEADS] * 2
+    assert all(points == [] for points in view["coverage"]["curves"].values())
+    assert view["coverage"]["recommended"] is None
+    assert "1 in (0 cached) · 1 out" in view_text(view)
+    assert view_page(view).count("</html>") == 1
 
 
 def test_pages_say_what_was_read_and_held(model: Path) -> None:

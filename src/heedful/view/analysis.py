@@ -29,7 +29,8 @@ from heedful.models.qwen3_5 import Qwen35
 from heedful.view.sampled import Samples
 
 CHUNK_LEN = 256
-LOGITS_ROWS = 256
+LOGITS_AT_ONCE = 1 << 24
+"""Rows times vocabulary: 64 MB."""
 SINKS = 4
 LIGHT = 1e-3
 """A visit that carried less of its query's weight than this."""
@@ -141,8 +142,9 @@ def _read_logits(
     predicted: dict[int, Pairs],
 ) -> None:
     wanted = set(queries)
-    for first in range(0, len(hidden), LOGITS_ROWS):
-        logprobs = model.logits(hidden[first : first + LOGITS_ROWS]).log_softmax(dim=-1)
+    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    for first in range(0, len(hidden), rows):
+        logprobs = model.logits(hidden[first : first + rows]).log_softmax(dim=-1)
         best = logprobs.topk(TOP_PREDICTIONS, dim=-1)
         for row, at in enumerate(range(begin + first, begin + first + len(logprobs))):
             if at + 1 < len(token_ids):
@@ -224,7 +226,7 @@ class _Taps:
         self._sum_up(layer, weights, at)
         self._note_pages(layer, weights)
         self._note_sources(layer, weights)
-        self._cover(layer, rows, keys, weights, at, window)
+        self._cover(layer, rows * scale, keys, weights, at, window)
 
     def _sum_up(self, layer: int, weights: Tensor, at: Tensor) -> None:
         """weights (Q, H, N)."""
@@ -270,6 +272,7 @@ class _Taps:
         self.sources[query] = tuple(zip(places, best.values.tolist(), strict=True))
 
     def _cover(self, layer: int, q: Tensor, keys: Tensor, weights: Tensor, at: Tensor, window: int | None) -> None:
+        """q: scaled."""
         deciding = at >= self.answer_from
         if not deciding.any():
             return
@@ -285,9 +288,9 @@ class _Taps:
         if window is not None or layer < DENSE_LAYERS:  # these read everything under a budget too
             self.covered["pages"][layer] += float(total.mean(1).sum())
             return
-        promises, mass = page_promises(q, keys), page_sums(weights)
+        bounds, mass = page_bounds(q, keys), page_sums(weights)
         for index, budget in enumerate(BUDGETS):
-            kept = mass_of_chosen(promises, mass, at, budget // PAGE_LEN)
+            kept = mass_of_chosen(bounds, keys.shape[1], mass, at, budget // PAGE_LEN)
             self.covered["pages"][layer, index] += float(kept.mean(1).sum())
 
     def result(
@@ -340,8 +343,8 @@ def page_sums(weights: Tensor) -> Tensor:
     return padded.view(*padded.shape[:-1], -1, PAGE_LEN).sum(-1)
 
 
-def page_promises(q: Tensor, keys: Tensor) -> Tensor:
-    """The most that a key of each full page could score: q (Q, H, D), keys (N, K, D) → (Q, K, full pages).
+def page_bounds(q: Tensor, keys: Tensor) -> Tensor:
+    """What a key of each full page could score: q (Q, H, D), scaled, keys (N, K, D) → (Q, H, full pages).
 
     As a run chooses by: bounds of 8 bits, here of exact keys, rotated as those of quantized rows are.
     """
@@ -350,24 +353,24 @@ def page_promises(q: Tensor, keys: Tensor) -> Tensor:
         q, keys = reference.hadamard(q, block), reference.hadamard(keys, block)
     full = len(keys) // PAGE_LEN
     bounds = reference.encode_bounds(keys[: full * PAGE_LEN].reshape(full, PAGE_LEN, *keys.shape[1:]))
-    least, largest = reference.decode_bounds(bounds)
-    return torch.stack([reference.page_bounds(one, least, largest) for one in q])
+    means, variances = reference.decode_bounds(bounds)
+    return torch.stack([reference.page_bounds(one, means, variances) for one in q])
 
 
-def mass_of_chosen(promises: Tensor, mass: Tensor, at: Tensor, num_pages: int) -> Tensor:
+def mass_of_chosen(bounds: Tensor, kv_heads: int, mass: Tensor, at: Tensor, num_pages: int) -> Tensor:
     """What a budget of `num_pages` keeps of the queries' mass by page (Q, H, P) → (Q, H): the first page, the newest,
-    and those of the rest that promise most, (Q, K, full pages), as if each query were the first to choose.
+    and those of the rest that promise most by `bounds` (Q, H, full pages), as if each query were the first to choose.
     """
-    kv_heads, share = promises.shape[1], mass.shape[1] // promises.shape[1]
     local, own = min(LOCAL_PAGES, num_pages - 3), (at // PAGE_LEN)[:, None]
-    pages = torch.arange(promises.shape[-1])
+    pages = torch.arange(bounds.shape[-1])
     is_candidate = (pages >= 1) & (pages < own - local)
-    promises = promises.masked_fill(~is_candidate[:, None, :], float("-inf"))
+    promises = reference.page_promises(bounds.masked_fill(~is_candidate[:, None, :], float("-inf")), kv_heads)
+    promises = promises.masked_fill(~is_candidate[:, None, :], -1.0)
     best = promises.sort(dim=-1, descending=True, stable=True).indices[..., : num_pages - local - 2]
     read = torch.zeros(len(mass), kv_heads, mass.shape[-1], dtype=torch.bool).scatter_(-1, best, True)
     pages = torch.arange(mass.shape[-1])
     read |= ((pages == 0) | (pages >= own - local) | (own + 1 <= num_pages))[:, None, :]
-    return (mass * read.repeat_interleave(share, dim=1)).sum(-1)
+    return (mass * read.repeat_interleave(mass.shape[1] // kv_heads, dim=1)).sum(-1)
 
 
 def _over_queries(x: Tensor) -> Floats:
