@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from heedful.deploy.engine_replica import EngineReplica
 from heedful.deploy.forwarded import Forwarded, Head, forwarded
 from heedful.deploy.ingress import Ask, Ingress, ReplicaLost
-from heedful.deploy.launch import read_app
+from heedful.deploy.launch import Deployed, read_app, start
 from heedful.deploy.settings import Autoscaling, DeploySettings, settings_from_args
 from heedful.engine.llm import LLM
-from heedful.errors import BadParameter, EngineStopped
+from heedful.errors import BadParameter, EngineStopped, HeedfulError
 from heedful.router.affinity import Work
 from heedful.testing import make_tiny_model
 
@@ -261,6 +261,15 @@ def test_files_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> Non
     file.write_text(text)
     with pytest.raises(BadParameter, match=said):
         read_app(file)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [({"replicas": 100_000}, "are 100,000 for 100,000 replicas"), ({"models": ["smolm2"]}, "smollm2")],
+)
+def test_what_this_machine_cannot_run_is_said_before_ray_starts(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(HeedfulError, match=said):
+        start(Deployed("a", "/", {"models": ["smollm2"], **args}, "127.0.0.1", 8000))
 
 
 def test_the_example_is_one() -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heedful.deploy.settings import settings_from_args
+from heedful.deploy.settings import DeploySettings, settings_from_args
 from heedful.errors import BadParameter, DeployFailed
+from heedful.weights.source_names import parse_source
 
 IMPORT_PATH = "heedful.deploy.app:build"
 
@@ -60,7 +61,13 @@ def read_app(path: Path) -> Deployed:
 
 def start(app: Deployed, address: str | None = None) -> None:
     """`address`: of a cluster; None: a Ray of this machine's cores, which ends with this process. Returns when the
-    replicas are ready. Raises DeployFailed."""
+    replicas are ready. Raises DeployFailed; on this machine UnknownModel and SourceError for names that are none, and
+    BadParameter where it has too few cores."""
+    settings = settings_from_args(app.args)
+    if address is None:
+        for model in settings.models:
+            parse_source(model)
+        _check_cpus(settings)
     for name in _PATIENCE:
         os.environ.setdefault(name, "60")
     import ray
@@ -81,6 +88,17 @@ def start(app: Deployed, address: str | None = None) -> None:
         raise DeployFailed(
             f"{app.name} does not start: {_reason(str(error))}", "Look at Ray's logs for more."
         ) from error
+
+
+def _check_cpus(settings: DeploySettings) -> None:
+    """Ray would wait without end for cores that this machine does not have."""
+    count = settings.replicas if settings.autoscaling is None else settings.autoscaling.least
+    there = os.cpu_count() or 1
+    if count * settings.cpus > there:
+        what = (
+            f"of {settings.cpus:,} each are {count * settings.cpus:,} for {count:,} replicas, and there are {there:,}"
+        )
+        raise BadParameter("args.cpus", what, "Ask for fewer, or join a cluster with --address.")
 
 
 _PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S")
