@@ -589,6 +589,7 @@ function showRibbon() {
       sayToken(i, query);
     },
   });
+  bringIntoView(ribbon, spans[first]);
 }
 
 function bringIntoView(box, inside) {
