@@ -207,6 +207,7 @@ def test_a_file_is_read_piece_by_piece(tiny: Path, folder: Path, llm: LLM, runni
     assert found["pieces"] > 1
     assert reports[0][:2] == (0, reports[-1][1])
     assert receipt_of(result)["prompt_tokens"] > found["tokens"], "all of it was read"
+    assert all(quote in " ".join(text.split()) for quote in found["quotes"])
 
 
 def test_without_a_folder_no_file_is_summarized(tiny: Path, running: Running) -> None:

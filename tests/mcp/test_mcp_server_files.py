@@ -8,13 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.errors import BadParameter
 from heedful.mcp.server_files import MAX_FILE_BYTES, Roots
-from heedful.mcp.server_summary import MIN_ROOM, NOTE_TOKENS, Summarizer, split, steps
+from heedful.mcp.server_summary import (
+    MAX_CANDIDATES,
+    MIN_ROOM,
+    NOTE_TOKENS,
+    Summarizer,
+    central,
+    sentences,
+    split,
+    steps,
+)
 
 
 @pytest.fixture
@@ -151,8 +161,32 @@ def test_rounds_of_notes_come_to_an_end_as_announced(lines: int, words: int) -> 
     assert len(writer.prompts) == len(found.receipts) == len(reports) <= reports[0][1] == steps(found.pieces, room)
     assert [done for done, _ in reports] == list(range(len(reports)))
     assert all("about ships" in prompt for prompt in writer.prompts)
-    read = "".join(prompt.partition("\n\n")[2] for prompt in writer.prompts[: found.pieces])
+    read = "".join(prompt.partition(":\n")[2].rpartition("\n\n")[0] for prompt in writer.prompts[: found.pieces])
     assert read == text, "each piece once, in order"
+
+
+def test_quotes_are_sentences_of_the_text() -> None:
+    text = "# A heading\n\nThe first sentence says that 3.5 tons, of www.whale.example,\nwent out to sea. Short. Why did not one "
+    text += (
+        "of all those ships come back again?\n\n- a list that has no full stop at its end but goes on\n\n" + "x" * 400
+    )
+    assert sentences(text) == [
+        "The first sentence says that 3.5 tons, of www.whale.example, went out to sea.",
+        "Why did not one of all those ships come back again?",
+        "- a list that has no full stop at its end but goes on",
+    ]
+    many = " ".join(f"This is sentence number {number:04} of a rather long text." for number in range(1000))
+    assert len(sentences(many)) == MAX_CANDIDATES
+    assert "0999" not in sentences(many)[0]
+    assert int(sentences(many)[-1][24:28]) > 990
+
+
+def test_the_most_central_rows_that_differ() -> None:
+    rows = np.array([[1, 0], [0.6, 0.8], [0.61, 0.79], [0.8, 0.6], [0, 1]], dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    assert central(rows, None, 1) == [2], "nearest to the mean, by hand"
+    assert central(rows, rows[0], 2) == [0, 3]
+    assert central(rows, rows[1], 3) == [0, 1, 4], "the two that are nearly the first are left out"
 
 
 def test_too_little_room_is_refused() -> None:

@@ -1,12 +1,17 @@
 """A summary of a text of any length by a model that sees little at a time: notes on each piece, then a summary of the
-notes, of which there may be several rounds.
+notes, of which there may be several rounds. Beside it sentences of the text itself, which no model has written: small
+ones invent.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from heedful.errors import BadParameter
 
@@ -21,6 +26,13 @@ _NOTE_SLACK = 16
 MIN_ROOM = 4 * NOTE_TOKENS
 """Of a piece: with less a round of notes is hardly shorter than what it is about."""
 
+MIN_QUOTE_CHARS, MAX_QUOTE_CHARS = 40, 300
+MAX_CANDIDATES = 256
+SAME_COSINE = 0.85
+_SENTENCE = re.compile(r"[^\s.!?](?:[^.!?\n]|[.!?](?=\S)|\n(?!\s*\n))*(?:[.!?]|$|(?=\n\s*\n))")
+"""Up to a full stop, or an empty line."""
+
+Vectors = npt.NDArray[np.float32]
 Write = Callable[[str, int], Awaitable["Completion"]]
 """(prompt, most tokens)"""
 Count = Callable[[str], int]
@@ -107,13 +119,34 @@ def steps(pieces: int, room: int) -> int:
     return total
 
 
+def sentences(text: str) -> list[str]:
+    """Candidates for quotes: of a length that says something, at most so many, evenly from all of the text."""
+    found = [" ".join(match.group().split()) for match in _SENTENCE.finditer(text)]
+    fit = list(dict.fromkeys(each for each in found if MIN_QUOTE_CHARS <= len(each) <= MAX_QUOTE_CHARS))
+    step = max(1.0, len(fit) / MAX_CANDIDATES)
+    return [fit[int(number * step)] for number in range(min(len(fit), MAX_CANDIDATES))]
+
+
+def central(vectors: Vectors, about: Vectors | None, most: int) -> list[int]:
+    """Rows (N, D) of length 1 nearest to `about` (D,), or to the middle of all, no two of them nearly the same; in the
+    order of the rows."""
+    middle = vectors.mean(axis=0) if about is None else about
+    chosen: list[int] = []
+    for row in sorted(range(len(vectors)), key=lambda row: -float(vectors[row] @ middle)):
+        if len(chosen) == most:
+            break
+        if all(float(vectors[row] @ vectors[other]) < SAME_COSINE for other in chosen):
+            chosen.append(row)
+    return sorted(chosen)
+
+
 def _of_piece(piece: str, focus: str | None) -> str:
-    return f"Say in two or three sentences what this part of a longer text says{_about(focus)}.\n\n{piece}"
+    return f"Part of a longer text:\n{piece}\n\nWhat this part says{_about(focus)}, in two or three sentences:"
 
 
 def _of_all(text: str, focus: str | None, *, is_notes: bool) -> str:
-    what = "the text that these notes, in order, are about" if is_notes else "this text"
-    return f"Write a summary of {what}{_about(focus)}.\n\n{text}"
+    what = "Notes on a text, in order" if is_notes else "Text"
+    return f"{what}:\n{text}\n\nSummary of the text{_about(focus)}:"
 
 
 def _about(focus: str | None) -> str:

@@ -229,8 +229,9 @@ def _summarize(work: Work) -> ServerTool:
         description=(
             f"Summarize a text file under {work.roots.shown} (up to {MAX_FILE_BYTES >> 20} MiB) without its text "
             "entering your context. Use it to find out what a long file is about, or whether it is worth reading. Not "
-            "where each detail counts: a small model writes the summary, piece by piece, and misses things; read the "
-            "file yourself then. Takes seconds to minutes; progress is reported, and it can be cancelled."
+            f"where each detail counts: {work.models.names.generator} writes the summary, piece by piece, and misses "
+            "and invents things; the quotes beside it are the file's own sentences. Read the file yourself then. Takes "
+            "seconds to minutes; progress is reported, and it can be cancelled."
         ),
         parameters=_object(
             {
@@ -243,6 +244,7 @@ def _summarize(work: Work) -> ServerTool:
         output=_object(
             {
                 "summary": _text(),
+                "quotes": _list(_text(), "Sentences of the file itself, the most central ones, in order."),
                 "path": _text(),
                 "chars": _count("Of the file."),
                 "tokens": _count("Of the file."),
@@ -250,7 +252,7 @@ def _summarize(work: Work) -> ServerTool:
                 "finish_reason": {"type": "string", "enum": ["stop", "length"]},
                 "model": _text(),
             },
-            required=["summary", "path", "chars", "tokens", "pieces", "finish_reason", "model"],
+            required=["summary", "quotes", "path", "chars", "tokens", "pieces", "finish_reason", "model"],
         ),
         run=work.summarize,
     )

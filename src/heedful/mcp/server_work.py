@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,14 @@ from heedful.errors import BadParameter
 from heedful.mcp.server_call import JSON, Call, Done
 from heedful.mcp.server_files import Roots
 from heedful.mcp.server_models import ServedModels
-from heedful.mcp.server_summary import Summarizer
+from heedful.mcp.server_summary import MAX_QUOTE_CHARS, Summarizer, central, sentences
 from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
 
 if TYPE_CHECKING:
     from heedful.cost.formulas import Shape
     from heedful.decide.answer import Answers
     from heedful.engine.answer import Completion
+    from heedful.engine.embedder import EmbeddingBatch
     from heedful.engine.llm import LLM
     from heedful.engine.service import Service
     from heedful.sampling.grammar import Grammar
@@ -38,6 +39,9 @@ MAX_LABELS = 64
 MAX_EMBEDDED = 256
 EMBEDDED_AT_ONCE = 16
 DEFAULT_TOKENS, DEFAULT_SUMMARY_TOKENS = 256, 200
+MAX_QUOTES = 5
+_AGAINST_LOOPS = 0.5
+"""Frequency penalty: greedy small models say a sentence again and again."""
 _TEMPLATE_SLACK = 8
 """Tokens: a text that was cut may take some more when it is encoded again, between other words."""
 
@@ -80,14 +84,17 @@ class Work:
         service = await self.models.generator()
 
         async def write(prompt: str, most_tokens: int) -> Completion:
-            params = SamplingParams(max_tokens=most_tokens)
-            ids, _ = await asyncio.to_thread(_prompt_ids, service.llm, {"prompt": prompt}, params)
+            params = SamplingParams(max_tokens=most_tokens, frequency_penalty=_AGAINST_LOOPS)
+            asked = {"prompt": prompt, "system": "You summarize texts. You are brief."}
+            ids, _ = await asyncio.to_thread(_prompt_ids, service.llm, asked, params)
             return await written(service, ids, params, None)
 
         summarizer = Summarizer(write, _counter(service.llm), _room(service.llm, most), call.report)
         found = await summarizer.summary(text, most, arguments.get("focus"))
+        quotes, receipt = await self._quotes(text, arguments.get("focus"))
         structured = {
             "summary": found.text,
+            "quotes": quotes,
             "path": path,
             "chars": len(text),
             "tokens": found.tokens,
@@ -95,7 +102,20 @@ class Work:
             "finish_reason": found.finish_reason,
             "model": service.llm.name,
         }
-        return Done(structured, found.text, summed(found.receipts))
+        told = "\n".join(["In the file's own words:", *quotes, f"Summary by {service.llm.name}:", found.text])
+        self._book(receipt)
+        return Done(structured, told, {**summed(found.receipts), "quotes": receipt})
+
+    async def _quotes(self, text: str, focus: str | None) -> tuple[list[str], JSON]:
+        """Sentences that all of it, or what is asked about, is nearest to; and what finding them cost."""
+        import numpy as np
+
+        candidates = sentences(text) or [" ".join(text.split())[:MAX_QUOTE_CHARS]]
+        batches = [batch async for batch in self._embedded([*candidates, *([focus] if focus else [])], truncate=True)]
+        vectors = np.concatenate([batch.vectors for batch in batches])
+        about = vectors[-1] if focus else None
+        rows = central(vectors[: len(candidates)], about, MAX_QUOTES)
+        return [candidates[row] for row in rows], summed([batch.receipt.to_dict() for batch in batches])
 
     async def _grammar(self, schema: JSON | None) -> Grammar | None:
         if schema is None:
@@ -146,15 +166,13 @@ class Work:
         query, truncate = arguments.get("query"), arguments.get("truncate", True)
         texts = [*([query] if query is not None else []), *arguments["texts"]]
         embedder = await self.models.embedder()
-        vectors, dropped, receipts = [], 0, []
-        for start in range(0, len(texts), EMBEDDED_AT_ONCE):
-            some = texts[start : start + EMBEDDED_AT_ONCE]
-            async with self.models.turn():
-                batch = await asyncio.to_thread(partial(embedder.embed, some, truncate=truncate))
+        vectors, dropped, receipts, done = [], 0, [], 0
+        async for batch in self._embedded(texts, truncate=truncate):
             vectors.append(batch.vectors)
             dropped += sum(batch.dropped_tokens)
             receipts.append(batch.receipt.to_dict())
-            await call.report(start + len(some), len(texts), f"{start + len(some)} of {len(texts)} texts")
+            done += len(batch.vectors)
+            await call.report(done, len(texts), f"{done} of {len(texts)} texts")
         receipt = summed(receipts)
         self._book(receipt)
         every = np.concatenate(vectors)
@@ -164,6 +182,14 @@ class Work:
         else:
             structured["ranking"] = _ranking(every[1:] @ every[0], arguments.get("top"))
         return Done(structured, receipt=receipt)
+
+    async def _embedded(self, texts: Sequence[str], *, truncate: bool) -> AsyncIterator[EmbeddingBatch]:
+        embedder = await self.models.embedder()
+        for start in range(0, len(texts), EMBEDDED_AT_ONCE):
+            some = texts[start : start + EMBEDDED_AT_ONCE]
+            async with self.models.turn():
+                batch = await asyncio.to_thread(partial(embedder.embed, some, truncate=truncate))
+            yield batch
 
     # ---- Cost -----------------------------------------------------------------------------------------------------
 
