@@ -13,11 +13,14 @@ import pytest
 from tests.router.policies import Keyed, policy_of
 from tests.server.running import RunningServer, start_server
 
+from heedful.decide.answer import ChoiceAnswer
 from heedful.decide.question import Question, State
 from heedful.errors import PolicyError
 from heedful.mcp.approvals import Approvals
 from heedful.mcp.config import read_config
+from heedful.router.choose import Chooser
 from heedful.router.ledger import read_ledger
+from heedful.router.signals import Asked, signals_of
 from heedful.router.template import parsed
 
 SHOP = Path(__file__).parents[2] / "examples" / "shop_server.py"
@@ -173,6 +176,16 @@ def test_the_ledger_has_the_tools_time_and_no_message(routed: RunningServer, fol
     assert part["tool_ms"] > 0
     ask(routed, "How many packets of gold?")
     assert not any(word in (folder / "ledger.jsonl").read_text() for word in ("coffee", "gold", "packets"))
+
+
+def test_calibration_asks_a_tool_as_a_request_would(folder: Path) -> None:
+    """A target is handed what the rule that leads to it finds, or what the decider says."""
+    policy = policy_of(folder, POLICY)
+    chooser = Chooser(policy, None)
+    asked = Asked.of_text("How many packets of tea?")
+    answers = {"thing": ChoiceAnswer({"tea": 0.2, "coffee": 0.8, "none": 0.0})}
+    assert chooser.given_to("stock", asked, signals_of(asked), answers) == {"item": "tea"}
+    assert chooser.given_to("price", asked, signals_of(asked), answers) == {"thing": "coffee"}
 
 
 # ---- The file -----------------------------------------------------------------------------------------------------

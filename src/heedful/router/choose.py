@@ -152,6 +152,16 @@ class Chooser:
         found = self._without_decider(asked, signals, allowed) or self._by_answers(answers, signals, allowed)
         return self._whole(asked, signals, found, allowed, self._clock())
 
+    def given_to(
+        self, target: str, asked: Asked, signals: Mapping[str, Value], answers: Mapping[str, Answer]
+    ) -> dict[str, str]:
+        """What a target would be handed, had the request gone to it: by the first rule that sends it there, or the
+        decider's answers."""
+        for rule in self.policy.rules:
+            if rule.to == target and (given := _given_by(rule, asked, signals)) is not None:
+                return given
+        return _as_texts(answers)
+
     def answered(self, asked: Asked, target: str) -> None:
         """The turn went to this target: its tool loop stays there."""
         self._pins.put(asked, target)
@@ -196,7 +206,7 @@ class Chooser:
     ) -> Choice:
         found = self._route(answers, signals, allowed) or self._default(allowed, "no route fits")
         shown = {name: answer.to_dict() for name, answer in answers.items()}
-        return replace(found, answers=shown, given={name: str(answer.value) for name, answer in answers.items()})
+        return replace(found, answers=shown, given=_as_texts(answers))
 
     def _whole(
         self, asked: Asked, signals: Mapping[str, Value], found: Choice, allowed: Sequence[str], began: float
@@ -301,6 +311,10 @@ def _given_by(rule: Rule, asked: Asked, signals: Mapping[str, Value]) -> dict[st
     if rule.match is not None and match is None:
         return None
     return {} if match is None else {name: text for name, text in match.groupdict().items() if text is not None}
+
+
+def _as_texts(answers: Mapping[str, Answer]) -> dict[str, str]:
+    return {name: str(answer.value) for name, answer in answers.items()}
 
 
 def values_of(answers: Mapping[str, Answer]) -> dict[str, Value]:

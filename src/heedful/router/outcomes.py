@@ -101,7 +101,8 @@ async def label(
         for name, target in targets.items():
             if name not in forbidden:
                 most = getattr(policy.targets[name], "max_tokens", None)
-                asked = replace(limited_to(row.asked, most), salt=f"calibrate {number}")
+                given = chooser.given_to(name, row.asked, signals, answers)
+                asked = replace(limited_to(row.asked, most), salt=f"calibrate {number}", given=given)
                 outcomes[name] = await outcome_of(target, asked, row.check)
         found.append(Labelled(row, signals, forbidden, answers, router, outcomes))
         progress(1)
