@@ -28,7 +28,9 @@ from heedful.cli.terminal import LiveTerminal, Screen
 from heedful.errors import HeedfulError
 from heedful.mcp.blocking import McpThread
 from heedful.mcp.config import config_from_json
-from heedful.mcp.loop import Called, Calling, Limits, ToolChat
+from heedful.mcp.loop import ToolChat
+from heedful.mcp.read_result import READ_RESULT
+from heedful.mcp.turn import Called, Calling, Limits
 from heedful.testing import make_tiny_model
 
 SERVER = str(Path(__file__).parents[1] / "mcp" / "servers" / "office.py")
@@ -44,9 +46,11 @@ class ToolTemplate(WordTemplate):
     def __init__(self) -> None:
         super().__init__(takes_system=True)
         self.rendered: list[Sequence[Mapping[str, Any]]] = []
+        self.told: list[Any] = []
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[str]:
         self.rendered.append(messages)
+        self.told += [tools] if tools else []
         return [*(["<tools>", json.dumps(tools)] if tools else []), *super().render(messages)]
 
 
@@ -116,6 +120,33 @@ def test_results_go_back_and_a_handle_is_an_argument(office: Callable[..., ToolC
     assert receipt.schema_tokens > 0
     assert receipt.calls[0].held_bytes > 30_000
     assert len(log(tmp_path)) == 2
+
+
+def test_a_model_reads_parts_of_what_is_kept(office: Callable[..., ToolChat], tmp_path: Path) -> None:
+    """A link is read when it is asked for, from the server that gave it, once."""
+
+    def part(**arguments: Any) -> list[str]:
+        return ["<tool_call>\n", json.dumps({"name": "read_result", "arguments": arguments}), "\n</tool_call>"]
+
+    script = [
+        call("show_plan"),
+        part(handle="h1", grep="desk 7:"),
+        part(handle="h1", lines="2998:"),
+        part(handle="h9"),
+        ["By window 2."],
+    ]
+    llm = ToolLLM(script)
+    turn = office(llm).turn([{"role": "user", "content": ASKED}], max_tokens=50)
+    texts = [event.done.text for event in turn if isinstance(event, Called)]
+    assert "link to office://plan" in texts[0]
+    assert "kept as h1" in texts[0]
+    assert texts[1].endswith("7: desk 7: window 2\n[1 lines, 1 shown]")
+    assert texts[2].endswith("desk 2998: window 3\ndesk 2999: window 4")
+    assert texts[3].startswith("error: no result is kept as 'h9'")
+    assert turn.text == "By window 2."
+    assert [line for line in log(tmp_path) if "plan" in line] == ["show_plan {}", "read office://plan"]
+    assert not any(READ_RESULT in str(tools) for tools in llm.template.told[:1]), "nothing was kept yet"
+    assert READ_RESULT in str(llm.template.told[-1])
 
 
 def test_a_failure_goes_back_in_words(office: Callable[..., ToolChat]) -> None:
@@ -265,7 +296,7 @@ def test_on_a_terminal(command: list[str], environment: dict[str, str], tmp_path
     child.expect_exact("MCP server 'office' has not been agreed to yet.")
     child.expect_exact("Start it? [y/N]")
     child.send("y\r")
-    child.expect_exact("Let models use these 8 tools? [y/N]")
+    child.expect_exact("Let models use these 9 tools? [y/N]")
     child.send("y\r")
     child.expect_exact("> ")
     child.send("What is the temperature in the Blue room?\r")

@@ -17,7 +17,8 @@ import pytest
 from heedful.engine.llm import LLM
 from heedful.mcp.blocking import McpThread
 from heedful.mcp.config import config_from_json
-from heedful.mcp.loop import Called, Calling, Noted, Said, ToolChat, ToolTurn
+from heedful.mcp.loop import ToolChat
+from heedful.mcp.turn import Called, Calling, Noted, Said, ToolTurn
 from heedful.testing import make_tiny_model
 
 SERVER = str(Path(__file__).parent / "servers" / "office.py")

@@ -15,7 +15,8 @@ from heedful.engine.llm import LLM
 from heedful.mcp.blocking import McpThread
 from heedful.mcp.config import config_from_json
 from heedful.mcp.connection import Patience
-from heedful.mcp.loop import ToolChat, ToolTurn
+from heedful.mcp.loop import ToolChat
+from heedful.mcp.turn import ToolTurn
 
 READING = ["list_tables", "describe_table", "read_query"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.terminal import LiveTerminal, Screen
-from heedful.mcp.loop import Called, Calling, Noted, Said, ToolTurn
 from heedful.mcp.results import as_data
+from heedful.mcp.turn import Called, Calling, Noted, Said, ToolTurn
 
 if TYPE_CHECKING:
     from heedful.engine.engine import Live

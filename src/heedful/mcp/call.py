@@ -22,6 +22,7 @@ from heedful.errors import HeedfulError, McpBadArguments, McpDenied, McpHandleEr
 from heedful.mcp.arguments import fitted, parsed
 from heedful.mcp.catalog import CatalogTool
 from heedful.mcp.connection import Progress
+from heedful.mcp.handles import Handle
 from heedful.mcp.policy import Verdict, lifetime_s, may_repeat, verdict
 from heedful.mcp.results import Shower, Shown, ToolOutput, as_data, output_of
 
@@ -114,6 +115,8 @@ class ToolCaller:
         self._equal: dict[str, _Equal] = {}
         self._cache: dict[str, _Cached] = {}
         self._asking = asyncio.Lock()
+        self._opened: dict[str, str] = {}
+        """Handle of a link → that of what is there."""
 
     def new_turn(self) -> None:
         """Equal calls are counted anew, and answers without a lifetime are forgotten."""
@@ -139,6 +142,27 @@ class ToolCaller:
             )
         except HeedfulError as error:
             return self._failed(error, told, begun)
+
+    async def opened(self, handle_id: str) -> Handle:
+        """A kept result to be read; of a link what its server has there, asked for once, under the policy of the tool
+        that gave the link. Raises McpHandleError, McpDenied, and as McpManager.call does."""
+        store = self._shower.store
+        handle = store.get(handle_id)
+        if handle.kind != "link":
+            return handle
+        if handle_id not in self._opened:
+            tool, uri = await self._found(handle.source), str(handle.value["uri"])
+            await self._check_policy(tool, {"uri": uri})
+            result = await self._manager.read_resource(tool.server, uri)
+            texts = [each.text for each in result.contents if hasattr(each, "text")]
+            blobs = [each for each in result.contents if hasattr(each, "blob")]
+            if texts or not blobs:
+                kept = store.keep("\n".join(texts), source=handle.source)
+            else:
+                media = blobs[0].mime_type or "application/octet-stream"
+                kept = store.keep(blobs[0].blob, source=handle.source, kind="binary", media_type=media)
+            self._opened[handle_id] = kept.id
+        return store.get(self._opened[handle_id])
 
     async def _found(self, name: str) -> CatalogTool:
         return self._manager.offered(await self._manager.catalogue(), name)

@@ -27,7 +27,7 @@ from heedful.mcp.variables import ReadyHttp, Secrets, ready_launch
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import CallToolResult, Tool
+    from mcp_types import CallToolResult, ReadResourceResult, Tool
 
 START_S = 60.0
 """A server's longest start, downloads of npx and uvx included."""
@@ -187,6 +187,15 @@ class Connection:
             session = await self._connected()
             result = await self._timed(session, tool, arguments, on_progress, timeout_s, idle_timeout_s)
         self._failures = 0  # only an answer shows that it works
+        return result
+
+    async def read(self, uri: str) -> ReadResourceResult:
+        """Reads a resource once, within the idle time-out. Raises as `call` does, but McpCallFailed for that time."""
+        async with self._calls:
+            session = await self._connected()
+            async with self._failures_named("resources/read", session):
+                result = await asyncio.wait_for(session.client.read_resource(uri), self.config.idle_timeout_s)
+        self._failures = 0
         return result
 
     async def _timed(

@@ -25,7 +25,7 @@ from heedful.mcp.config import McpConfig, ServerConfig
 from heedful.mcp.connection import Connection, Patience, Progress, ServerStatus
 
 if TYPE_CHECKING:
-    from mcp_types import CallToolResult, Tool
+    from mcp_types import CallToolResult, ReadResourceResult, Tool
 
 WAIT_S = 90.0
 """For servers that start, before a catalogue is made without them."""
@@ -170,6 +170,10 @@ class McpManager:
                 if attempt or not replay:
                     raise
         raise AssertionError(tool)
+
+    async def read_resource(self, server: str, uri: str) -> ReadResourceResult:
+        """What a server has under an address of its own; nothing is fetched from anywhere else. Raises as `call`."""
+        return await self._approved(server).read(uri)
 
     def _check_unchanged(self, tool: CatalogTool, now: Catalogue) -> None:
         if tool.server in self._unavailable:

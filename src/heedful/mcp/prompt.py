@@ -42,12 +42,16 @@ class ModelPrompt:
         return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *map(dict, messages[1:])]
 
     def for_call(
-        self, messages: Sequence[Mapping[str, Any]], selection: Selection, best: Narrowed | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        selection: Selection,
+        best: Narrowed | None,
+        more: Sequence[Message],
     ) -> tuple[list[int], int, Grammar | None]:
         """Token ids, schema tokens among them, and the grammar of a call where one must come: of `best`, for the
-        selection is a better judge of tools than a model that knows none."""
+        selection is a better judge of tools than a model that knows none. `more`: tools of our own, for the others."""
         if self.knows_tools:
-            tools = selection.as_json()
+            tools = [*selection.as_json(), *more]
             shown = with_tools(messages, tools, ToolChoice("auto"), self.form)
             ids = self._llm.encode_chat(shown, tools if self.form.is_native else None)
             without = len(self._llm.encode_chat(with_tools(messages, [], ToolChoice("none"), self.form)))

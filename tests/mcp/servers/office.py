@@ -29,6 +29,7 @@ TOOLS = [
     tool("list_desks", "Lists all desks of the office."),
     tool("count_desks", "Counts desks in a list of them.", {"desks": {"type": "array"}}),
     tool("wait_elevator", "Waits for the elevator of the office."),
+    tool("show_plan", "Shows where the floor plan is."),
     tool("book_room", "Books a room of the office.", ROOM, reads=False),
 ]
 
@@ -49,6 +50,8 @@ def called(name, arguments):
         return {"content": [{"type": "text", "text": json.dumps(value)}], "structuredContent": value}
     if name == "phone_number" and arguments["people_name"] not in ("Ana", "Bo"):
         return {"content": [{"type": "text", "text": "nobody of this name"}], "isError": True}
+    if name == "show_plan":
+        return {"content": [{"type": "resource_link", "uri": "office://plan", "name": "plan"}]}
     text = {
         "list_people": "[{'name': 'Ana'}, {'name': 'Bo'}]",
         "phone_number": "4711" if arguments.get("people_name") == "Ana" else "4712",
@@ -64,9 +67,13 @@ def answer(message):
     method, params = message["method"], message.get("params", {})
     if method == "initialize":
         server = {"name": "office", "version": "1"}
-        return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": server}
+        return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}, "resources": {}}, "serverInfo": server}
     if method == "tools/list":
         return {"tools": TOOLS}
+    if method == "resources/read":
+        log(f"read {params['uri']}")
+        plan = "\n".join(f"desk {number}: window {number % 5}" for number in range(3000))
+        return {"contents": [{"uri": params["uri"], "mimeType": "text/plain", "text": plan}]}
     log(f"{params['name']} {json.dumps(params.get('arguments', {}), sort_keys=True)[:200]}")
     return None if params["name"] == "wait_elevator" else called(params["name"], params.get("arguments", {}))
 
@@ -75,7 +82,7 @@ for line in sys.stdin:
     message = json.loads(line)
     if message.get("method") == "notifications/cancelled":
         log("cancelled")
-    elif message.get("method") in ("initialize", "tools/list", "tools/call"):
+    elif message.get("method") in ("initialize", "tools/list", "tools/call", "resources/read"):
         result = answer(message)
         if result is not None:
             send({"jsonrpc": "2.0", "id": message["id"], "result": result})
