@@ -54,8 +54,11 @@ def opened(folder: Path) -> DecisionTrainer:
 
 
 def test_loss_and_gradients_are_those_of_each_question_alone(laya_base: Path, decisions: Path, tmp_path: Path) -> None:
-    """In parts and with updates beside their matrices, against questions one by one and updates in the matrices."""
-    settings = deciding(laya_base, decisions, lora__rank=4, optim__lr=0.02, optim__micro_batches=3)
+    """In parts, layers computed again, updates beside their matrices; against questions one by one, with the updates in
+    the matrices.
+    """
+    more = {"lora__rank": 4, "optim__lr": 0.02, "optim__micro_batches": 3, "optim__checkpoint_activations": True}
+    settings = deciding(laya_base, decisions, **more)
     begin(tmp_path / "run", settings, say=quiet)
     trainer = opened(tmp_path / "run")
     examples = trainer.examples(12)
