@@ -74,6 +74,7 @@ GRAPH = {"entities": [{"name": "Ana", "entityType": "person", "observations": ["
         ("Which order is the cheapest?", {}, "[{'id': 3, 'amount': 2.4}]", "id: 3, amount: 2.4"),
         ("What do you know about Ana?", {"query": "Ana"}, GRAPH, "entityType: person, observations: plays chess"),
         ("Which orders are open?", {}, "[]", "none"),
+        ("Which product has the largest stock?", {}, "[{'name': 'tea', 'stock': 300}]", "name: tea, stock: 300"),
         ("What does todo.txt say?", {}, {"content": "milk, eggs"}, "milk, eggs"),
         ("How many lines has todo.txt?", {}, {"content": "buy milk\nsee Bo\nrun"}, "3"),
         ("What is 2 plus 3?", {}, "The sum of 2 and 3 is 5.", "The sum of 2 and 3 is 5."),

@@ -58,6 +58,7 @@ def asked(question: str) -> list[tuple[Any, ...]] | None:
         ("How many orders are cheaper than 10?", [(2,)]),
         ("Which orders are more expensive than 20?", [ROWS[1]]),
         ("Who has the most orders?", [("Ana", 2)]),
+        ("Who ordered tea?", [("Ana",), ("Chen",)]),
         ("How many columns has table orders?", None),
         ("What is the weather in orders?", None),
         ("Why are orders paid late?", None),

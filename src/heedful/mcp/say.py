@@ -128,6 +128,8 @@ def _is_named_list(rows: Sequence[Any]) -> bool:
 
 def _of_record(request: Request, asked: _Asked, record: Mapping[str, Any]) -> str | None:
     fields = _asked_fields(request, asked, record)
+    if len(fields) == 1 and isinstance(record[fields[0]], int | float) and request.has(r"\b(?:which|who)\b"):
+        fields = []  # the number is by what it was chosen; asked for is who or which it is
     if len(fields) == 1:
         told = _told(record[fields[0]])
         return told if re.search(r"[^\W\d]", told) else f"{split_name(fields[0])}: {told}"

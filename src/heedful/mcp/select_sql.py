@@ -79,7 +79,7 @@ class _Parts:
 
 def named_tables(request: Request, tables: Sequence[Table]) -> list[Table]:
     """Those that the question names; where it names none, those one of whose columns it names."""
-    named = [table for table in tables if occurrences(table.name, request.text)]
+    named = [table for table in tables if _mentions_of(table.name, request)]
     if named:
         return named
     by_column = [table for table in tables if any(occurrences(each.name, request.text) for each in table.columns)]
@@ -91,7 +91,7 @@ def named_tables(request: Request, tables: Sequence[Table]) -> list[Table]:
 def compose(request: Request, table: Table, values: Mapping[str, Sequence[str]]) -> Query | None:
     """`values`: text column → what stands in it."""
     parts = _Parts(request, table)
-    parts.spans += occurrences(table.name, request.text)
+    parts.spans += _mentions_of(table.name, request)
     _find_equal(parts, values)
     _find_columns(parts)
     _find_compared(parts)
@@ -100,6 +100,12 @@ def compose(request: Request, table: Table, values: Mapping[str, Sequence[str]])
     if sql is None or not _says_all(parts):
         return None
     return Query(sql, tuple(parts.spans))
+
+
+def _mentions_of(name: str, request: Request) -> list[Span]:
+    """Of a table: its name, or another word of the same stem (who "ordered" is in orders)."""
+    found = occurrences(name, request.text)
+    return found or [(word.start, word.end) for word in request.words if word.stems == words(name)]
 
 
 def _find_equal(parts: _Parts, values: Mapping[str, Sequence[str]]) -> None:
@@ -207,6 +213,9 @@ def _select(parts: _Parts) -> str | None:
             return f"SELECT {'MAX' if is_high else 'MIN'}({quoted(column.name)}) {source}"
         shown = ", ".join(quoted(each.name) for each in [*told, column]) if told else "*"
         return f"SELECT {shown} {source} ORDER BY {quoted(column.name)} {'DESC' if is_high else 'ASC'} LIMIT 1"
+    whose = _whose(parts) if request.has(r"\bwho\b") and not parts.columns else None
+    if whose is not None:
+        return f"SELECT DISTINCT {quoted(whose.name)} {source} LIMIT {MOST_ROWS}"
     if parts.columns or parts.wheres or request.has(r"\b(?:rows|records|entries|content|contents|everything|all)\b"):
         shown = ", ".join(quoted(column.name) for column in parts.columns) or "*"
         distinct = "DISTINCT " if request.has(r"\b(?:different|distinct|unique)\b") else ""
