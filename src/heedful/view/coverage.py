@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from heedful.cache.policy_text import policy_name
 from heedful.cost.formulas import Shape
 from heedful.cost.paper import Question, page_policy
-from heedful.cost.quality import Quality, measured_quality
+from heedful.cost.quality import MEAN_KLD_BOUND, Quality, measured_quality
 from heedful.request import CachePolicy
 
 ENOUGH = 0.95
-"""Of the attention mass, on average over layers: less is not recommended."""
+"""Of the attention mass, on average over layers: less is not recommended of a policy that was not measured."""
 LEAST_TOKENS = 256
 """Nor are budgets below: what a short text does without tells nothing of a long one."""
 
@@ -71,11 +71,18 @@ def curve(
 
 
 def recommend(model: str, budgets: Sequence[Budget], dense_visits: int) -> Recommendation:
-    """The one that keeps ENOUGH with the fewest visits; full attention where none does, or none saves any."""
-    fit = [one for one in budgets if one.mass >= ENOUGH and one.tokens >= LEAST_TOKENS and one.visits < dense_visits]
+    """The one with the fewest visits of those that lose little: as measured on the model, or else keeping ENOUGH of the
+    mass. Full attention where there is none that saves any."""
+    worth = [one for one in budgets if one.tokens >= LEAST_TOKENS and one.visits < dense_visits]
+    fit = [one for one in worth if _loses_little(measured_quality(model, one.policy), one.mass)]
     if not fit:
         return Recommendation(None, None, "")
     best = min(fit, key=lambda one: (one.visits, -one.mass))
     command = f"heedful eval policy -m {shlex.quote(model)} --policy {policy_name(best.policy)}"
     quality = measured_quality(model, best.policy)
     return Recommendation(best, quality, "" if quality else command)
+
+
+def _loses_little(quality: Quality | None, mass: float) -> bool:
+    """A measurement says more than mass."""
+    return mass >= ENOUGH if quality is None else quality.mean_kld <= MEAN_KLD_BOUND

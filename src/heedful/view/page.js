@@ -533,7 +533,7 @@ function coverageDrawing(curves, width) {
 
 function advise(recommended, quality, measure, dense) {
   if (!recommended) {
-    say(byId("advice"), ["Stay with full attention: "], "nothing smaller keeps 95 % of the weight of a text this long and saves visits.");
+    say(byId("advice"), ["Stay with full attention: "], "nothing smaller saves visits here and keeps 95 % of the weight, or was measured to lose little.");
     return;
   }
   const { options, mass, layers_enough: layers, visits } = recommended;

@@ -59,7 +59,7 @@ def _coverage(view: dict[str, Any]) -> Iterable[str]:
         yield f"  {point['options']:<26} {bar.ljust(30, '·')} {100 * point['mass']:5.1f} %"
     best = coverage["recommended"]
     if best is None:
-        yield "stay with full attention: nothing smaller keeps 95 % of a text this long and saves visits"
+        yield "stay with full attention: nothing smaller saves visits and keeps 95 %, or was measured to lose little"
         return
     known = "" if coverage["measure"] == "" else f"; measure its loss: {coverage['measure']}"
     if coverage["quality"] is not None:
