@@ -42,7 +42,8 @@ def plan(
     bench: Annotated[
         list[Path] | None,
         typer.Option(
-            help="What `heedful bench --save` wrote of one replica; again for another --kv. Default: assumptions."
+            help="What `heedful bench --save` wrote of one replica, - is stdin; again for another --kv. "
+            "Default: assumptions."
         ),
     ] = None,
     bandwidth: Annotated[float, typer.Option(help="Without --bench: memory bandwidth in GB/s.")] = 31.0,
@@ -103,7 +104,8 @@ def plan(
         _size(memory), _weight_bytes(shape, form), least_speed, utilization, watts, price_per_kwh, price_per_hour
     )
     machine = _Machine(bandwidth, gflops, cores)
-    speeds = {one: _speed(shape, one, form, bench or [], machine) for one in chosen}
+    measured = [_read(file) for file in bench or []]
+    speeds = {one: _speed(shape, one, form, measured, machine) for one in chosen}
     plans = [planned(one, POLICIES[one], shape, workload, speeds[one], replica, name) for one in chosen]
     simulated = _simulated(plans[0], shape, workload, speeds[chosen[0]], replicas, routing, requests, seed)
     if json_output:
@@ -144,23 +146,22 @@ def _workload(
     return Workload(users, tokens_per_user, context, output, turns, shared, prefixes, peak, think)
 
 
-def _speed(shape: Shape, policy: str, form: str, files: list[Path], machine: _Machine) -> Speed:
+def _speed(shape: Shape, policy: str, form: str, measured: list[dict[str, Any]], machine: _Machine) -> Speed:
     """Measured with the policy's number format, else with another one, else assumed."""
     from heedful.cost.energy import Machine
     from heedful.plan.capacity import POLICIES
     from heedful.plan.speed import assumed_speed, measured_speed
 
-    if not files:
+    if not measured:
         assumed = Machine(1e9 * machine.bandwidth, 1e9 * machine.gflops, machine.cores)
         return assumed_speed(shape, form, assumed)
-    measured = [_read(file) for file in files]
     same = [one for one in measured if one.get("kv_format") == POLICIES[policy].kv_format]
     return measured_speed((same or measured)[0], shape)
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(sys.stdin.read() if str(file) == "-" else file.read_bytes())
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is no JSON"
         raise BadParameter("--bench", f"{file} cannot be read: {what}") from None
@@ -219,7 +220,7 @@ def _print(
     saved = 1 - first.visits_per_request / first.dense_visits_per_request
     console.print(
         f"{name}: {workload.users:,} users, {workload.tokens_per_user:,} tokens a day each: "
-        f"{first.peak_requests_per_second:,.3g} requests/s in the busiest hour, "
+        f"{_rate(first.peak_requests_per_second)} requests/s in the busiest hour, "
         f"of {_human(first.visits_per_request)} token visits ({saved:.1%} less than dense).",
         soft_wrap=True,
     )
@@ -233,6 +234,10 @@ def _print(
     console.print()
     for line in [*_assumptions(workload, replica, plans, speed), *_queues(first, simulated)]:
         console.print(line, soft_wrap=True)
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _cells(one: Plan) -> list[str]:
