@@ -228,6 +228,8 @@ def test_without_a_folder_no_file_is_summarized(tiny: Path, running: Running) ->
         ("generate", {"prompt": "a", "max_tokens": 0}, "max_tokens: 0 is less than the minimum of 1"),
         ("generate", {"prompt": "word " * 3000}, 'send "truncate": true'),
         ("generate", {"prompt": "a", "json_schema": {"type": "nothing"}}, "json_schema: cannot be honoured"),
+        ("generate", {"prompt": "w" * (1 << 20) + "w"}, "prompt"),
+        ("decide", {"state": "word " * 3000, "questions": {"q": "Is it?"}}, "Shorten it."),
         ("decide", {"state": "a", "questions": {}}, "questions"),
         ("decide", {"state": "a", "questions": {"q": {"type": "riddle"}}}, "riddle"),
         ("decide", {"state": "a", "questions": {"q": ["same", "same"]}}, "same"),

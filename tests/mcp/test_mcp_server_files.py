@@ -134,7 +134,7 @@ class Writer:
         self.words = words
         self.prompts: list[str] = []
 
-    async def write(self, prompt: str, most_tokens: int) -> Any:
+    async def write(self, prompt: str, most_tokens: int, tell: Any) -> Any:
         self.prompts.append(prompt)
         text = " ".join(["note"] * min(self.words, most_tokens))
         receipt = SimpleNamespace(to_dict=lambda: {"output_tokens": 1})
@@ -166,9 +166,10 @@ def test_rounds_of_notes_come_to_an_end_as_announced(lines: int, words: int) -> 
 
 
 def test_quotes_are_sentences_of_the_text() -> None:
-    text = "# A heading\n\nThe first sentence says that 3.5 tons, of www.whale.example,\nwent out to sea. Short. Why did not one "
-    text += (
-        "of all those ships come back again?\n\n- a list that has no full stop at its end but goes on\n\n" + "x" * 400
+    text = (
+        "# A heading\n\nThe first sentence says that 3.5 tons, of www.whale.example,\nwent out to sea. Short. "
+        "Why did not one of all those ships come back again?\n\n"
+        "- a list that has no full stop at its end but goes on\n\n" + "x" * 400
     )
     assert sentences(text) == [
         "The first sentence says that 3.5 tons, of www.whale.example, went out to sea.",

@@ -76,7 +76,7 @@ async def called(tools: Mapping[str, ServerTool], name: str, given: Mapping[str,
     try:
         done = await tool.run(checked_arguments(tool, given), call)
     except HeedfulError as error:
-        return failed(words(error))
+        return failed(words(error, can_cut="truncate" in tool.parameters["properties"]))
     except MCPError:
         raise
     except Exception as error:  # a bug of a tool must not take the server down
@@ -91,12 +91,12 @@ def checked_arguments(tool: ServerTool, given: Mapping[str, Any]) -> JSON:
     return fitted(parsed(given, tool.name, shown), tool.parameters, tool.name, shown).values
 
 
-def words(error: HeedfulError) -> str:
-    """On one line: what happened, and what to do."""
+def words(error: HeedfulError, *, can_cut: bool) -> str:
+    """On one line: what happened, and what to do. `can_cut`: the tool cuts what is too long where that is asked for."""
     remedy = error.remedy
     if isinstance(error, ContextOverflow):
-        remedy = 'Shorten it, or send "truncate": true, which drops its beginning'
-    return " ".join(f"{part.rstrip('.')}." for part in (error.message, remedy) if part)
+        remedy = 'Shorten it, or send "truncate": true' if can_cut else "Shorten it"
+    return " ".join(" ".join(f"{part.rstrip('.')}." for part in (error.message, remedy) if part).split())
 
 
 def failed(text: str) -> CallToolResult:

@@ -33,8 +33,10 @@ _SENTENCE = re.compile(r"[^\s.!?](?:[^.!?\n]|[.!?](?=\S)|\n(?!\s*\n))*(?:[.!?]|$
 """Up to a full stop, or an empty line."""
 
 Vectors = npt.NDArray[np.float32]
-Write = Callable[[str, int], Awaitable["Completion"]]
-"""(prompt, most tokens)"""
+Tell = Callable[[int], Awaitable[None]]
+"""Tokens so far."""
+Write = Callable[[str, int, Tell], Awaitable["Completion"]]
+"""(prompt, most tokens, whom to tell)"""
 Count = Callable[[str], int]
 Report = Callable[[float, float, str], Awaitable[None]]
 
@@ -68,16 +70,25 @@ class Summarizer:
         while len(pieces) > 1:
             notes = []
             for number, piece in enumerate(pieces, 1):
-                await self._report(done, rounds, f"piece {number} of {len(pieces)}")
-                completion = await self._write(_of_piece(piece, focus), NOTE_TOKENS)
+                told = (done, rounds, f"piece {number} of {len(pieces)}")
+                completion = await self._written(_of_piece(piece, focus), NOTE_TOKENS, *told)
                 receipts.append(completion.receipt.to_dict())
                 notes.append(completion.text.strip())
                 done += 1
             pieces = split("\n\n".join(notes), self._room, self._count)
-        await self._report(done, rounds, "writing the summary")
-        last = await self._write(_of_all(pieces[0], focus, is_notes=num_pieces > 1), most_tokens)
+        prompt = _of_all(pieces[0], focus, is_notes=num_pieces > 1)
+        last = await self._written(prompt, most_tokens, done, rounds, "writing the summary")
         receipts.append(last.receipt.to_dict())
         return Summary(last.text.strip(), tokens, num_pieces, last.finish_reason, tuple(receipts))
+
+    async def _written(self, prompt: str, most_tokens: int, done: int, rounds: int, message: str) -> Completion:
+        """Each answer is one step of the whole, and progress within it a part of that."""
+
+        async def tell(tokens: int) -> None:
+            await self._report(done + min(tokens / most_tokens, 0.99), rounds, message)
+
+        await tell(0)
+        return await self._write(prompt, most_tokens, tell)
 
 
 def split(text: str, most_tokens: int, count: Count) -> list[str]:

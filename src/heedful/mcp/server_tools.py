@@ -21,6 +21,8 @@ from heedful.mcp.server_work import (
 )
 
 JSON = dict[str, Any]
+MAX_CHARS = 1 << 20
+"""Of a text in a call; encoding a million takes a second or two."""
 
 INSTRUCTIONS = (
     "Small language models on this machine: cheap, private, quick at small things, and often wrong at big ones. "
@@ -51,8 +53,8 @@ def _generate(work: Work) -> ServerTool:
         ),
         parameters=_object(
             {
-                "prompt": _text("What to do, with all the text that it needs."),
-                "system": _text("How to behave: one or two sentences."),
+                "prompt": _text("What to do, with all the text that it needs.", MAX_CHARS),
+                "system": _text("How to behave: one or two sentences.", MAX_CHARS),
                 "max_tokens": _whole("At most so many tokens of answer.", 1, MAX_TOKENS, 256),
                 "temperature": {"type": "number", "minimum": 0, "maximum": 2, "default": 0},
                 "seed": _whole("With a temperature: the same one gives the same text.", 0, 2**53),
@@ -99,6 +101,7 @@ def _decide(work: Work) -> ServerTool:
                 "state": {
                     "type": ["string", "object", "array"],
                     "description": "What is judged: a text, or JSON.",
+                    "maxLength": MAX_CHARS,
                 },
                 "questions": {
                     "type": "object",
@@ -148,7 +151,7 @@ def _classify(work: Work) -> ServerTool:
         ),
         parameters=_object(
             {
-                "texts": _list(_text(), "What is sorted.", 1, MAX_CLASSIFIED),
+                "texts": _list(_text(most=MAX_CHARS), "What is sorted.", 1, MAX_CLASSIFIED),
                 "labels": {
                     "anyOf": [
                         _list({"type": "string", "minLength": 1}, "Names.", 2, MAX_LABELS),
@@ -198,8 +201,8 @@ def _embed(work: Work) -> ServerTool:
         ),
         parameters=_object(
             {
-                "texts": _list(_text(), "What is compared.", 1, MAX_EMBEDDED),
-                "query": _text("What they are compared with."),
+                "texts": _list(_text(most=MAX_CHARS), "What is compared.", 1, MAX_EMBEDDED),
+                "query": _text("What they are compared with.", MAX_CHARS),
                 "top": _whole("With query: only the nearest so many.", 1, MAX_EMBEDDED),
                 "truncate": {"type": "boolean", "default": True, "description": "Cut texts that are too long."},
             },
@@ -270,7 +273,7 @@ def _cost(work: Work) -> ServerTool:
         parameters=_object(
             {
                 "prompt_tokens": _whole("Tokens of the prompt.", 1, 10**9),
-                "text": _text("Instead: the prompt, whose tokens are counted."),
+                "text": _text("Instead: the prompt, whose tokens are counted.", MAX_CHARS),
                 "output_tokens": _whole("Tokens of the answer.", 1, 10**9, 256),
                 "window": _whole("If attention saw only so many newest tokens.", 1, 10**9),
                 "sinks": _whole("With window: first tokens that are seen nevertheless.", 0, 10**6),
@@ -307,8 +310,10 @@ def _object(properties: JSON, required: list[str] | None = None) -> JSON:
     return {**closed, "required": required} if required else closed
 
 
-def _text(description: str = "") -> JSON:
-    return {"type": "string", **({"description": description} if description else {})}
+def _text(description: str = "", most: int | None = None) -> JSON:
+    found: JSON = {"type": "string"}
+    found |= {"description": description} if description else {}
+    return found if most is None else {**found, "maxLength": most}
 
 
 def _count(description: str = "") -> JSON:

@@ -19,7 +19,7 @@ from heedful.errors import BadParameter
 from heedful.mcp.server_call import JSON, Call, Done
 from heedful.mcp.server_files import Roots
 from heedful.mcp.server_models import ServedModels
-from heedful.mcp.server_summary import MAX_QUOTE_CHARS, Summarizer, central, sentences
+from heedful.mcp.server_summary import MAX_QUOTE_CHARS, Summarizer, Tell, central, sentences
 from heedful.request import CachePolicy, GrammarSpec, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -65,7 +65,12 @@ class Work:
         )
         ids, dropped = await asyncio.to_thread(_prompt_ids, service.llm, arguments, params)
         grammar = await self._grammar(arguments.get("json_schema"))
-        completion = await written(service, ids, params, call, grammar=grammar)
+        most = params.max_tokens
+
+        async def tell(tokens: int) -> None:
+            await call.report(tokens, most, f"{tokens} of at most {most} tokens")
+
+        completion = await written(service, ids, params, tell, grammar=grammar)
         structured = {
             "text": completion.text,
             "finish_reason": completion.finish_reason,
@@ -83,11 +88,11 @@ class Work:
         text = await asyncio.to_thread(self.roots.read_text, path)
         service = await self.models.generator()
 
-        async def write(prompt: str, most_tokens: int) -> Completion:
+        async def write(prompt: str, most_tokens: int, tell: Tell) -> Completion:
             params = SamplingParams(max_tokens=most_tokens, frequency_penalty=_AGAINST_LOOPS)
             asked = {"prompt": prompt, "system": "You summarize texts. You are brief."}
             ids, _ = await asyncio.to_thread(_prompt_ids, service.llm, asked, params)
-            return await written(service, ids, params, None)
+            return await written(service, ids, params, tell)
 
         summarizer = Summarizer(write, _counter(service.llm), _room(service.llm, most), call.report)
         found = await summarizer.summary(text, most, arguments.get("focus"))
@@ -250,17 +255,15 @@ class Work:
 
 
 async def written(
-    service: Service, ids: Sequence[int], params: SamplingParams, call: Call | None, *, grammar: Grammar | None = None
+    service: Service, ids: Sequence[int], params: SamplingParams, tell: Tell, *, grammar: Grammar | None = None
 ) -> Completion:
     """Raises what Service.open does, and what ended the answer."""
     stream = await service.open(Request(tuple(ids), params, service.llm.policy), grammar=grammar)
-    most = params.max_tokens
     tokens = 0
     try:
         async for piece in stream:
             tokens += len(piece.token_ids)
-            if call is not None:
-                await call.report(tokens, most, f"{tokens} of at most {most} tokens")
+            await tell(tokens)
     finally:
         stream.close()  # whoever called may have left in the middle of a report
     return stream.completion
