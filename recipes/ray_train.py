@@ -11,26 +11,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 
-def train(settings: dict[str, object]) -> None:
-    """In each process. Ray has set RANK and its like, as torchrun does; its process group makes room for the run's."""
+def train(settings: dict[str, Any]) -> None:
+    """In each of Ray's workers: the run's own process beside it, as torchrun would start it. It wants signals, which
+    only a main thread has, and a port of its own to meet the others at. Who is who, Ray has put in the environment."""
     import torch.distributed as dist
 
-    from heedful.cli.main import run
-
-    os.chdir(str(settings["folder"]))
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    status = run(["train", *settings["arguments"]])  # type: ignore[misc]
-    if status:
-        raise SystemExit(status)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = [free.getsockname()[1]]
+    dist.broadcast_object_list(port)
+    environment = {**os.environ, "MASTER_PORT": str(port[0])}
+    command = [sys.executable, "-m", "heedful.train", *settings["arguments"]]
+    subprocess.run(command, env=environment, cwd=settings["folder"], check=True)
 
 
 def main() -> None:
