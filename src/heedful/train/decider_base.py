@@ -14,7 +14,7 @@ from heedful.models.laya_config import LayaConfig, LayaLayout
 from heedful.train.base import Base, cannot_be_opened, recorded, require_unchanged
 from heedful.train.settings import LoraSettings, TrainSettings
 from heedful.weights.load_encoder import load_encoder
-from heedful.weights.load_laya import MOST_LEN, load_laya, marked_tokenizer
+from heedful.weights.load_laya import MOST_LEN, load_laya, marked_tokenizer, require_tokens_of_trunk
 from heedful.weights.lora import LoraAdapter
 from heedful.weights.names import Weights
 from heedful.weights.source_names import ALIASES
@@ -108,6 +108,7 @@ def _of_encoder(name: str, head_layers: int) -> DeciderBase:
     loaded = load_encoder(name)
     config = LayaConfig(loaded.config, head_layers)
     tokenizer, marks = marked_tokenizer(loaded.path)
+    require_tokens_of_trunk(tokenizer, loaded.config)
     positions = loaded.config.context_len
     layout = LayaLayout(
         min(MOST_LEN, _ROOM * positions), min(MOST_LEN, _ROOM_WITHOUT_STATE * positions), positions, parallel=True

@@ -76,9 +76,7 @@ def load_laya(folder: Path) -> LoadedLaya:
     head_layers = _whole("head_layers", settings.get("head_layers"), 1, _MOST_HEAD_LAYERS)
     config = LayaConfig(trunk.config, head_layers, _actions(settings, tensors.head))
     tokenizer, marks = marked_tokenizer(trunk.tokenizer_folder)
-    if tokenizer.vocab_size > config.trunk.vocab_size:
-        sizes = f"{tokenizer.vocab_size:,} tokens, the trunk {config.trunk.vocab_size:,}"
-        raise UnsupportedModel(f"the tokenizer has {sizes}", "They do not belong together.")
+    require_tokens_of_trunk(tokenizer, config.trunk)
     return LoadedLaya(
         config,
         _layout(settings, config),
@@ -150,6 +148,13 @@ def _updates(settings: Mapping[str, Any], tensors: LayaTensors, family: str) -> 
     first = {b.name: a for a, b in tensors.updates.values()}
     low_rank = {name: LowRank(first[b.name].to_float32(), b.to_float32(), scale) for name, b in ours.items()}
     return LoraAdapter(low_rank)
+
+
+def require_tokens_of_trunk(tokenizer: Tokenizer, trunk: EncoderConfig) -> None:
+    """Raises UnsupportedModel for a tokenizer with tokens that the trunk lacks."""
+    if tokenizer.vocab_size > trunk.vocab_size:
+        sizes = f"{tokenizer.vocab_size:,} tokens, the trunk {trunk.vocab_size:,}"
+        raise UnsupportedModel(f"the tokenizer has {sizes}", "They do not belong together.")
 
 
 def marked_tokenizer(folder: Path) -> tuple[Tokenizer, LayaMarks]:
