@@ -150,8 +150,8 @@ def test_by_every_api_and_as_a_stream(routed: RunningServer, path: str, stream: 
     [
         ("How many packets of gold are there?", "stock: does not take these arguments"),
         ("wrong", "wrong: has no colour in its result"),
-        ("denied", "denied: closed__stock"),
-        ("strange", "strange: MCP server 'unseen' was not approved"),
+        ("denied", "denied: would need somebody to allow the call"),
+        ("strange", "strange: needs a server that nobody has agreed to"),
     ],
 )
 def test_where_it_cannot_answer_the_fallback_does_and_says_why(routed: RunningServer, text: str, why: str) -> None:
@@ -165,7 +165,7 @@ def test_where_it_cannot_answer_the_fallback_does_and_says_why(routed: RunningSe
 def test_without_a_fallback_the_failure_is_the_answer(routed: RunningServer) -> None:
     answer = ask(routed, "missing")
     assert answer.status_code == 502
-    assert "target missing no MCP server offers a tool 'shop/nothing'" in answer.json()["error"]["message"]
+    assert "target missing needs a tool that is not offered" in answer.json()["error"]["message"]
 
 
 def test_the_ledger_has_the_tools_time_and_no_message(routed: RunningServer, folder: Path) -> None:

@@ -85,6 +85,11 @@ class McpSpec(TargetSpec):
     """Filled from the result; None: said by rules."""
     timeout_s: float = 30.0
 
+    @property
+    def model(self) -> str:
+        """What answers are signed with."""
+        return f"{self.server}/{self.tool}"
+
 
 @dataclass(frozen=True)
 class Constraint:

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 from heedful.errors import (
     HeedfulError,
     McpBadArguments,
+    McpCallFailed,
     McpConfigError,
+    McpDenied,
     McpHandleError,
+    McpNotApproved,
+    McpServerDown,
     McpTimeout,
+    McpUnknownTool,
     PolicyError,
     TargetFailed,
 )
@@ -38,6 +43,13 @@ START_S = 20.0
 """For the server to be ready, before a request goes without it."""
 MAX_TOLD_CHARS = 200
 """Of what a tool says when it fails, to the caller."""
+_PROBLEMS: Mapping[type[HeedfulError], str] = {
+    McpNotApproved: "needs a server that nobody has agreed to",
+    McpServerDown: "needs a server that is down",
+    McpUnknownTool: "needs a tool that is not offered",
+    McpDenied: "would need somebody to allow the call",
+    McpCallFailed: "was refused by its server",
+}
 _NO_TOKENS: Mapping[str, int] = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
 
 
@@ -58,10 +70,6 @@ class McpTarget:
     @property
     def name(self) -> str:
         return self._spec.name
-
-    @property
-    def _tool(self) -> str:
-        return f"{self._spec.server}/{self._spec.tool}"
 
     async def warm(self) -> None:
         """Starts the server, and says now what would fail later."""
@@ -85,7 +93,8 @@ class McpTarget:
         except TargetFailed:
             raise
         except HeedfulError as error:
-            raise self._failed(error.message, error.remedy) from error
+            log.warning("heedful: target %s: %s", self.name, error.message)  # a command line, or what a server printed
+            raise self._failed(_PROBLEMS.get(type(error), "failed"), "The server's log says why.") from error
         text = self._said(asked, arguments, done)
         return WholeAnswer(self._body(text, done, time.perf_counter() - began))
 
@@ -106,7 +115,7 @@ class McpTarget:
         for problem in self._manager.problems().values():
             raise problem
         tool = catalogue.find(self._spec.server, self._spec.tool)
-        return catalogue, tool or self._manager.offered(catalogue, f"{self._spec.server}/{self._spec.tool}")
+        return catalogue, tool or self._manager.offered(catalogue, self._spec.model)
 
     def _caller(self) -> ToolCaller:
         """Nobody is there to be asked: what the servers' file does not allow is denied."""
@@ -176,7 +185,7 @@ class McpTarget:
 
     def _body(self, text: str, done: CallDone, seconds: float) -> JSON:
         receipt = {
-            "model": self._tool,
+            "model": self._spec.model,
             "prompt_tokens": 0,
             "cached_tokens": 0,
             "output_tokens": 0,
@@ -196,7 +205,7 @@ class McpTarget:
             "id": new_id("chatcmpl-"),
             "object": "chat.completion",
             "created": int(self._clock()),
-            "model": self._tool,
+            "model": self._spec.model,
             "choices": [choice],
             "usage": {**_NO_TOKENS, "heedful": receipt},
         }
