@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heedful.mcp.mentions import Request
-from heedful.mcp.select_sql import Column, Table, compose
+from heedful.mcp.select_sql import Column, Table, compose, named_tables
 
 ROWS = [
     (1, "Ana", "tea", 14.5, "paid", "2026-01-03"),
@@ -19,6 +19,18 @@ ROWS = [
 NAMES = ("id", "customer", "product", "amount", "status", "placed_on")
 TABLE = Table("orders", tuple(Column(name, name in ("id", "amount")) for name in NAMES))
 VALUES = {name: sorted({str(row[at]) for row in ROWS}) for at, name in enumerate(NAMES) if name not in ("id", "amount")}
+
+
+def test_tables_that_are_meant() -> None:
+    stock = Table("stock", (Column("item", False), Column("price", True)))
+    for question, tables in (
+        ("How many orders are there?", [TABLE]),
+        ("Who ordered tea?", [TABLE]),
+        ("Which item is it?", [stock]),
+        ("What does tea cost?", [stock]),
+        ("What is the weather?", []),
+    ):
+        assert named_tables(Request.of(question), [TABLE, stock]) == tables, question
 
 
 def asked(question: str) -> list[tuple[Any, ...]] | None:

@@ -144,9 +144,10 @@ class Delegate:
         return [each for each in found if self._only_reads(each[0])]
 
     def may_be_tried(self, plan: Plan) -> bool:
-        """Whether it may be called only to see what it says: it reads, of what the server itself holds, and nobody is
-        asked."""
-        return self._may_be_asked(plan.tool) and not plan.tool.hints.open_world
+        """Whether it may be called only to see what it says: it reads, by its own word, what the server itself holds,
+        and nobody is asked."""
+        hints = plan.tool.hints
+        return self._may_be_asked(plan.tool) and hints.read_only is True and not hints.open_world
 
     def _may_be_asked(self, tool: CatalogTool) -> bool:
         return verdict(tool, self._config.servers[tool.server]).action == "allow"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from heedful.mcp.bm25 import words
+from heedful.mcp.bm25 import stem, words
 from heedful.mcp.mentions import Mention, Request, Word, is_within, occurrences
 
 MOST_ROWS = 50
@@ -105,7 +105,12 @@ def compose(request: Request, table: Table, values: Mapping[str, Sequence[str]])
 def _mentions_of(name: str, request: Request) -> list[Span]:
     """Of a table: its name, or another word of the same stem (who "ordered" is in orders)."""
     found = occurrences(name, request.text)
-    return found or [(word.start, word.end) for word in request.words if word.stems == words(name)]
+    return found or [(word.start, word.end) for word in request.words if _root(word.text) == _root(name)]
+
+
+def _root(word: str) -> str:
+    """orders, ordered and order have one."""
+    return stem(stem(word.lower()))
 
 
 def _find_equal(parts: _Parts, values: Mapping[str, Sequence[str]]) -> None:
