@@ -1,4 +1,4 @@
-"""`heedful view` as a user meets it, as processes on a tiny model."""
+"""`heedful view` as a user meets it, on a tiny model: once as a process, else in this one, where PyTorch is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from heedful.cli.main import run as run_here
 from heedful.testing import make_tiny_model
 
 
@@ -39,23 +40,30 @@ def test_a_page_and_its_json_are_the_run_that_generate_makes(model: str, tmp_pat
     assert "visits of" in done.stderr
 
 
-def test_a_page_is_written_where_one_is_and_no_more(model: str, tmp_path: Path) -> None:
-    done = run("view", model, "hello", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "view.html\n")
+def test_a_page_is_written_where_one_is_and_no_more(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_here(["view", "-m", model, "--max-tokens", "12", "hello"]) == 0
+    done = capsys.readouterr()
+    assert done.out == "view.html\n"
     assert [path.name for path in tmp_path.iterdir()] == ["view.html"]
-    assert done.stderr.startswith("5 in (0 cached) · 12 out")
+    assert done.err.startswith("5 in (0 cached) · 12 out")
 
 
-def test_the_compact_form(model: str, tmp_path: Path) -> None:
+def test_the_compact_form(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "prompt.txt").write_text("tell me \x1b[31m more " * 20)
-    done = run("view", model, "-f", str(tmp_path / "prompt.txt"), "--term", "--chat", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "visits of" in done.stdout.splitlines()[0]
-    total, dense = done.stdout.partition("visits   ")[2].split("\n")[0].rpartition("  ")[2].split(" of ")
+    monkeypatch.chdir(tmp_path)
+    assert run_here(["view", "-m", model, "--max-tokens", "12", "-f", "prompt.txt", "--term", "--chat"]) == 0
+    text = capsys.readouterr().out
+    assert "visits of" in text.splitlines()[0]
+    total, dense = text.partition("visits   ")[2].split("\n")[0].rpartition("  ")[2].split(" of ")
     assert total.replace(",", "") == dense.removesuffix(" dense").replace(",", "")
-    assert done.stdout.count("  head ") == 4
-    assert "--window 64 --sinks 4" in done.stdout
-    assert "\x1b" not in done.stdout
+    assert text.count("  head ") == 4
+    assert "--window 64 --sinks 4" in text
+    assert "\x1b" not in text
     assert [path.name for path in tmp_path.iterdir()] == ["prompt.txt"]
 
 
@@ -71,12 +79,11 @@ def test_the_compact_form(model: str, tmp_path: Path) -> None:
         ([""], "PROMPT: is empty"),
     ],
 )
-def test_wrong_use_is_named(model: str, arguments: list[str], said: str) -> None:
-    done = run("view", model, *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+def test_wrong_use_is_named(model: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(["view", "-m", model, *arguments]) == 2
+    done = capsys.readouterr()
+    assert said in done.err
+    assert done.out == ""
 
 
 def test_without_torch_the_remedy_is_said_at_once(model: str) -> None:
