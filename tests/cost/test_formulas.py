@@ -187,7 +187,7 @@ def test_rows_of_chosen_pages_are_as_few_bytes_as_a_kernel_can_make_them() -> No
     cost = decode_cost(shape_of([None] * 3), 20 * 64 + 10, policy=resolved)
     in_dense_layers = 2 * ((13 * 64) * 36 + (1290 - 13 * 64) * 72)
     in_the_last = 2 * 64 * 36 + (5 * 64 + 10) * 72
-    bounds = 2 * (21 - 6) * 68
+    bounds = 2 * (21 - 6) * 72
     assert cost.kv_bytes_read == KV_HEADS * (in_dense_layers + in_the_last) + bounds
 
 

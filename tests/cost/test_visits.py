@@ -92,7 +92,7 @@ def test_the_meter_counts_what_masks_count(
     assert receipt.kv.bounds_read == brute.bounds
     assert receipt.kv.rows_read == 2 * brute.rows_read.total()
     sizes = {form.name: key_and_value_bytes(form, HEAD_DIM) for form in meter.rows_read | meter.rows_written}
-    of_bounds = brute.bounds * (2 * HEAD_DIM + 4)
+    of_bounds = brute.bounds * (2 * HEAD_DIM + 8)
     assert receipt.kv.bytes_read == bytes_read == of_bounds + sum(n * sizes[f] for f, n in brute.rows_read.items())
     assert receipt.kv.bytes_written == sum(n * sizes[f] for f, n in brute.rows_written.items())
     assert receipt.flops.attention == 4 * HEAD_DIM * brute.visits

@@ -178,15 +178,16 @@ class BruteForce:
         share = self.config.num_heads // self.config.num_kv_heads
         choices = []
         for head in range(self.config.num_kv_heads):
-            promise = []
-            for page in candidates:
-                rows = reference.encode_bounds(keys[page * PAGE_LEN : (page + 1) * PAGE_LEN].float())
-                least, largest = (bound[head].double() for bound in reference.decode_bounds(rows))
-                queries = q[head * share : (head + 1) * share]
-                promise.append(max(float(torch.maximum(one * least, one * largest).sum()) for one in queries))
-            bonus = 0.1 * (max(promise) - min(promise))
-            if before is not None:
-                promise = [x + bonus * (page in before[head]) for x, page in zip(promise, candidates, strict=True)]
+            shares = torch.zeros(len(candidates), dtype=torch.float64)
+            for query in q[head * share : (head + 1) * share].double():
+                scores = []
+                for page in candidates:
+                    rows = reference.encode_bounds(keys[page * PAGE_LEN : (page + 1) * PAGE_LEN].float())
+                    mean, variance = (bound[head].double() for bound in reference.decode_bounds(rows))
+                    scores.append(float(query @ mean + 2 * (query**2 @ variance) ** 0.5))
+                shares += (torch.tensor(scores, dtype=torch.float64) * self.config.query_scale).softmax(dim=0)
+            last = [] if before is None else before[head]
+            promise = [float(x) * (1.25 if page in last else 1) for x, page in zip(shares, candidates, strict=True)]
             best = sorted(range(len(promise)), key=lambda i: (-promise[i], i))[:count]
             choices.append(sorted([0, *(candidates[i] for i in best), *range(own - LOCAL_PAGES, own + 1)]))
         return choices

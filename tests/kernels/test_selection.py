@@ -38,20 +38,22 @@ class Bounds:
             native.store_bounds(self.bytes, self.kv_heads, page, head, rows, self.variant)
 
     def codes(self) -> tuple[npt.NDArray[np.int8], Floats]:
-        """int8 (pages, K, D up to a multiple of 8, 2), least and largest, and scales (pages, K)."""
-        padded = -(-self.head_dim // 8) * 8
+        """int8 (pages, K, 2, D up to a multiple of 16), means and variances, and scales (pages, K, 2)."""
+        padded = -(-self.head_dim // 16) * 16
         rows = self.bytes.reshape(len(self.bytes), self.kv_heads, -1)
-        codes = rows[..., : 2 * padded].view(np.int8).reshape(*rows.shape[:2], padded, 2)
-        return codes, rows[..., 2 * padded : 2 * padded + 4].copy().view(np.float32)[..., 0]
+        codes = rows[..., : 2 * padded].view(np.int8).reshape(*rows.shape[:2], 2, padded)
+        return codes, rows[..., 2 * padded :].copy().view(np.float32)
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """Means and variances as they are stored, (pages, K, 2, D)."""
+        codes, scales = self.codes()
+        return codes[..., : self.head_dim] * scales[..., None].astype(np.float64)
 
 
-def quantized(keys: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """What is to be stored of the keys (pages, 64, K, D)."""
-    least, largest = keys.min(axis=1), keys.max(axis=1)
-    scale = (np.maximum(abs(least), abs(largest)).max(axis=-1) / np.float32(127)).astype(np.float32)
-    divisor = np.where(scale > 0, scale, np.float32(1))[..., None]
-    codes = np.stack([np.floor(least / divisor), np.ceil(largest / divisor)], axis=-1)
-    return codes.clip(-127, 127).astype(np.int8), scale
+def moments_of(keys: Floats) -> npt.NDArray[np.float64]:
+    """Means and variances, (pages, K, 2, D), of keys (pages, 64, K, D)."""
+    exact = keys.astype(np.float64)
+    return np.stack([exact.mean(axis=1), exact.var(axis=1)], axis=2)
 
 
 def best(bounds: npt.NDArray[np.floating[Any]], count: int) -> list[int]:
@@ -59,10 +61,11 @@ def best(bounds: npt.NDArray[np.floating[Any]], count: int) -> list[int]:
     return sorted(sorted(range(len(bounds)), key=lambda i: (-bounds[i], i))[:count])
 
 
-def choose(bounds: Any, local_pages: int, chosen: list[int], variant: str) -> list[int]:
+def choose(bounds: Any, local_pages: int, chosen: list[int], variant: str, scale: float = 1.0) -> list[int]:
+    """bounds: of one query head, or (group, candidates)."""
     renewed = np.array(chosen, dtype=np.int32)
-    scores = np.array(bounds, dtype=np.float32)
-    native.choose_pages(scores, len(scores) + 2 + local_pages, local_pages, renewed, variant)
+    scores = np.atleast_2d(np.array(bounds, dtype=np.float32))
+    native.choose_pages(scores, scale, scores.shape[1] + 2 + local_pages, local_pages, renewed, variant)
     return [int(page) for page in renewed]
 
 
@@ -74,43 +77,6 @@ def variant(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def units() -> dict[str, npt.NDArray[Any]]:
     return load_file(GOLDEN)
-
-
-@pytest.fixture
-def recorded(units: dict[str, npt.NDArray[Any]], variant: str) -> Bounds:
-    """Bounds of the recorded pages of 16 keys, each key four times; the last page is partial: its last key oftener."""
-    keys = units["k"].transpose(1, 0, 2)  # (300, 2, 64)
-    bounds = Bounds(variant, 19, 2, 64)
-    for page in range(19):
-        bounds.store(page, keys[np.minimum(16 * page + np.arange(PAGE_LEN) // 4, len(keys) - 1)])
-    return bounds
-
-
-def test_recorded_bounds_lie_inside_the_stored_ones(units: dict[str, npt.NDArray[Any]], recorded: Bounds) -> None:
-    codes, scales = recorded.codes()
-    values = codes * scales[..., None, None].astype(np.float64)  # (19, 2, 64, 2)
-    step = scales[..., None] * 1.0001
-    for at, name in enumerate(("quest_kmin", "quest_kmax")):
-        slack = (values[..., at] - units[name].transpose(1, 0, 2)) * (1 if at else -1)
-        assert (slack >= -1e-4 * step).all()  # float32: 127 times the scale is not the largest to the bit
-        assert (slack <= step).all()
-
-
-def test_recorded_upper_bounds(units: dict[str, npt.NDArray[Any]], recorded: Bounds) -> None:
-    """Of exact bounds, for the last query: rounding the bounds outwards adds at most a step a channel."""
-    q = units["q"][:, -1]
-    _, scales = recorded.codes()
-    exact = units["quest_upper_bound"].reshape(2, 3, 19)
-    for head in range(6):  # each query head alone with the keys of its KV head
-        both = np.ascontiguousarray(np.stack([q[head], q[head]]))
-        pages = np.arange(19, dtype=np.int32)
-        bound = native.bound_pages([recorded.bytes], 2, pages, both, recorded.variant)[head // 3] / 8
-        slack = bound - exact[head // 3, head % 3]
-        assert (slack >= -1e-3).all()
-        assert (slack <= scales[:, head // 3] * np.abs(q[head]).sum() / 8 + 1e-3).all()
-        assert (bound >= units["quest_true_page_max"][head] - 1e-3).all()
-    together = native.bound_pages([recorded.bytes], 2, pages, np.ascontiguousarray(q), recorded.variant) / 8
-    assert (together >= exact.max(axis=1) - 1e-3).all()
 
 
 def test_recorded_choice(units: dict[str, npt.NDArray[Any]], variant: str) -> None:
@@ -135,19 +101,18 @@ def key_pages(draw: st.DrawFn) -> Floats:
 @pytest.mark.parametrize("variant_name", VARIANTS)
 @settings(max_examples=40, deadline=None)
 @given(keys=key_pages())
-def test_bounds_are_rounded_outwards(variant_name: str, keys: Floats) -> None:
+def test_means_and_variances_are_stored_within_half_a_step(variant_name: str, keys: Floats) -> None:
     pages, _, kv_heads, head_dim = keys.shape
     bounds = Bounds(variant_name, pages, kv_heads, head_dim)
     for page in range(pages):
         bounds.store(page, keys[page])
     codes, scales = bounds.codes()
-    right_codes, right_scales = quantized(keys)
-    assert np.array_equal(codes[:, :, :head_dim], right_codes)
-    assert not codes[:, :, head_dim:].any()
-    assert np.array_equal(scales, right_scales)
-    values = right_codes * scales[..., None, None].astype(np.float64)
-    assert (values[..., 0] <= keys.min(axis=1) + 1e-6 * np.abs(keys).max()).all()
-    assert (values[..., 1] >= keys.max(axis=1) - 1e-6 * np.abs(keys).max()).all()
+    right = moments_of(keys)
+    assert not codes[..., head_dim:].any()
+    assert scales == pytest.approx(np.abs(right).max(axis=-1) / 127, rel=1e-4, abs=1e-30)
+    largest = np.abs(keys).max(initial=0.0)
+    rounding = np.array([largest, float(largest) ** 2])[:, None] * 1e-6
+    assert (np.abs(bounds.values() - right) <= 0.501 * scales[..., None] + rounding + 1e-37).all()
 
 
 def test_bounds_of_other_heads_and_pages_stay(variant: str) -> None:
@@ -190,20 +155,19 @@ def drawn(variant: str, case: dict[str, Any]) -> tuple[list[Bounds], npt.NDArray
 @settings(max_examples=40, deadline=None)
 @given(case=selections())
 def test_bounds_of_queries(variant_name: str, case: dict[str, Any]) -> None:
-    """Against float64 on the bounds as stored; off by what rounding the group's queries to 16 bits can make."""
+    """Against float64 on means and variances as stored; off by what rounding to 16 bits can make of a query."""
     arenas, pages, q = drawn(variant_name, case)
-    kv_heads = case["kv_heads"]
-    seen = native.bound_pages([a.bytes for a in arenas], kv_heads, pages, q, variant_name)
-    rows = [arenas[page // ARENA_PAGES].codes() for page in pages]
-    codes = np.stack([codes[page % ARENA_PAGES] for (codes, _), page in zip(rows, pages, strict=True)])
-    scales = np.stack([scale[page % ARENA_PAGES] for (_, scale), page in zip(rows, pages, strict=True)])
-    values = codes[:, :, : case["head_dim"]] * scales[..., None, None].astype(np.float64)
-    values = values.transpose(1, 0, 2, 3)  # (K, pages, D, 2)
-    groups = q.astype(np.float64).reshape(kv_heads, case["group"], 1, -1, 1)
-    exact = (groups * values[:, None]).max(axis=-1).sum(axis=-1).max(axis=1)
-    half_step = np.abs(groups).max(axis=(1, 2, 3, 4)) / QUERY_STEPS / 2
-    allowed = half_step[:, None] * np.abs(values).max(axis=-1).sum(axis=-1) + 1e-6 * np.abs(exact)
-    assert (np.abs(seen - exact) <= allowed * 1.001 + 1e-30).all()
+    seen = native.bound_pages([a.bytes for a in arenas], case["kv_heads"], pages, q, variant_name)
+    values = np.stack([arenas[page // ARENA_PAGES].values()[page % ARENA_PAGES] for page in pages])  # (P, K, 2, D)
+    for head, query in enumerate(q.astype(np.float64)):
+        means, variances = values[:, head // case["group"]].transpose(1, 0, 2)
+        half_step = np.abs(query).max() / QUERY_STEPS / 2, (query**2).max() / QUERY_STEPS / 2
+        mean, off = means @ query, half_step[0] * np.abs(means).sum(axis=1)
+        variance, off_squared = variances @ query**2, half_step[1] * variances.sum(axis=1)
+        exact = mean + 2 * np.sqrt(variance)
+        allowed = off + 2 * (np.sqrt(variance + off_squared) - np.sqrt(variance)) + 1e-6 * (np.abs(mean) + exact)
+        below = 2 * (np.sqrt(variance) - np.sqrt(np.maximum(variance - off_squared, 0)))
+        assert (np.abs(seen[head] - exact) <= np.maximum(allowed, off + below) * 1.01 + 1e-30).all()
 
 
 @pytest.mark.parametrize("head_dim", [12, 64, 256])
@@ -218,17 +182,28 @@ def test_variants_store_and_bound_the_same_to_the_bit(head_dim: int) -> None:
         assert np.array_equal(bounds, results[0][1])
 
 
-def test_no_bound_is_below_a_product(variant: str) -> None:
-    """The largest product of a query with the keys that the bounds were made of, up to rounding."""
-    rng = np.random.default_rng(5)
-    keys = rng.standard_normal((8, PAGE_LEN, 2, 64), dtype=np.float32)
-    bounds = Bounds(variant, 8, 2, 64)
-    for page in range(8):
-        bounds.store(page, keys[page])
-    q = rng.standard_normal((6, 64), dtype=np.float32)
-    seen = native.bound_pages([bounds.bytes], 2, np.arange(8, dtype=np.int32), q, variant)
-    products = np.einsum("kgd,pskd->kpgs", q.reshape(2, 3, 64).astype(np.float64), keys).max(axis=(2, 3))
-    assert (seen >= products - 1e-3).all()
+def test_what_a_page_promises_is_shared_by_the_heads(variant: str) -> None:
+    """Each head's softmax has one share to give; a head that is sure of one page outweighs two that are not."""
+    sure, unsure = [0, 9, 0, 0, 0], [0.6, 0, 0.6, 0, 0]
+    assert choose([sure, unsure, unsure], 0, [0] * 3, variant) == [0, 2, 6]
+    assert choose([sure, unsure, unsure], 0, [0] * 3, variant, scale=0.01) == [0, 2, 6]
+    assert choose([sure, unsure, unsure], 0, [0] * 5, variant) == [0, 1, 2, 3, 6]
+    assert choose([[0, 4, 0], [4.1, 0, 0], [4.1, 0, 0]], 0, [0] * 3, variant) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("variant_name", VARIANTS)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1000), group=st.integers(1, 9), count=st.integers(1, 120), scale=st.sampled_from([1.0, 0.1]))
+def test_choice_by_shares_of_every_head(variant_name: str, seed: int, group: int, count: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    bounds = (20 * rng.standard_normal((group, count))).astype(np.float32)
+    shares = np.exp(scale * (bounds.astype(np.float64) - bounds.max(axis=1, keepdims=True)))
+    promises = (shares / shares.sum(axis=1, keepdims=True)).sum(axis=0)
+    wanted = int(rng.integers(0, count + 1))
+    chosen = np.array(choose(bounds, 1, [0] * (wanted + 3), variant_name, scale))[1 : 1 + wanted] - 1
+    others = np.delete(promises, chosen)
+    assert len(set(chosen.tolist())) == wanted
+    assert not wanted or not len(others) or promises[chosen].min() >= others.max() * (1 - 1e-4) - 1e-30
 
 
 @st.composite
@@ -249,7 +224,7 @@ def choices(draw: st.DrawFn) -> dict[str, Any]:
 @given(case=choices())
 def test_first_choice(variant_name: str, case: dict[str, Any]) -> None:
     bounds, wanted, local = case["bounds"], case["wanted"], case["local"]
-    chosen = choose(bounds, local, [0] * (wanted + local + 2), variant_name)
+    chosen = choose(bounds, local, [0] * (wanted + local + 2), variant_name, scale=1e-3)
     middle = [1 + i for i in best(np.array(bounds, dtype=np.float64), wanted)]
     assert chosen == [0, *middle, *range(len(bounds) + 1, len(bounds) + 2 + local)]
 
@@ -258,20 +233,23 @@ def test_first_choice(variant_name: str, case: dict[str, Any]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(case=choices())
 def test_renewed_choice(variant_name: str, case: dict[str, Any]) -> None:
-    """Pages chosen last time, local ones among them that are candidates now, count a tenth of the range more."""
-    bounds, wanted, local = np.array(case["bounds"], dtype=np.float32), case["wanted"], case["local"]
+    """Pages chosen last time, local ones among them that are candidates now, count a quarter more."""
+    wanted, local = case["wanted"], case["local"]
+    bounds = np.array(case["bounds"], dtype=np.float64) / 1000  # so that shares differ by more than their rounding
     before = np.random.default_rng(case["seed"]).permutation(len(bounds) + 1 + local)[: wanted + local + 1] + 1
     chosen = choose(bounds, local, [0, *sorted(before.tolist())], variant_name)
     was_chosen = np.isin(np.arange(len(bounds)) + 1, before)
-    favoured = bounds + np.where(was_chosen, np.float32(0.1) * (bounds.max() - bounds.min()), np.float32(0))
-    middle = [1 + i for i in best(favoured, wanted)]
-    assert chosen == [0, *middle, *range(len(bounds) + 1, len(bounds) + 2 + local)]
+    promises = np.exp(bounds) * np.where(was_chosen, 1.25, 1.0)
+    middle = np.array(chosen[1 : 1 + wanted], dtype=np.int64) - 1
+    others = np.delete(promises, middle)
+    assert chosen == [0, *sorted(set(chosen[1 : 1 + wanted])), *range(len(bounds) + 1, len(bounds) + 2 + local)]
+    assert not wanted or not len(others) or promises[middle].min() >= others.max() * (1 - 1e-5)
 
 
 def test_a_chosen_page_stays_until_another_is_clearly_better(variant: str) -> None:
-    assert choose([10, 0, 5, 5.5], 0, [0, 1, 3, 5], variant) == [0, 1, 3, 5]  # 5 + 1 beats 5.5
-    assert choose([10, 0, 5, 6.5], 0, [0, 1, 3, 5], variant) == [0, 1, 4, 5]
-    assert choose([10, 0, 5, 5.5], 0, [0, 0, 0, 0], variant) == [0, 1, 4, 5]  # nothing was chosen before
+    assert choose([2, 0, 1, 1.2], 0, [0, 1, 3, 5], variant) == [0, 1, 3, 5]  # e^0.2 is less than 1.25
+    assert choose([2, 0, 1, 1.25], 0, [0, 1, 3, 5], variant) == [0, 1, 4, 5]
+    assert choose([2, 0, 1, 1.2], 0, [0, 0, 0, 0], variant) == [0, 1, 4, 5]  # nothing was chosen before
 
 
 def test_ties_go_to_the_earlier_page(variant: str) -> None:

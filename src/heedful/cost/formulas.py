@@ -28,8 +28,8 @@ def key_and_value_bytes(form: KVFormat, head_dim: int) -> int:
 
 
 def bounds_bytes(head_dim: int) -> int:
-    """Of a page and KV head: the least and the largest key of every channel as int8, with a float32 scale."""
-    return 2 * head_dim + 4
+    """Of a page and KV head: mean and variance of every channel's keys as int8, with a float32 scale of either."""
+    return 2 * head_dim + 8
 
 
 WEIGHT_BLOCK_BYTES = {"f32": 128, "f16": 64, "q8": 34, "q4": 18}

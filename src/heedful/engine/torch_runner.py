@@ -108,7 +108,7 @@ def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
     """A page's slots one after another, in each the rows of its K keys, then those of its K values: so the keys of
     pages that follow one another are one strided view. Bounds as `reference.encode_bounds` makes them.
     """
-    return replace(plain_layout(form, kv_heads, head_dim), bounds_bytes=kv_heads * (2 * head_dim + 4))
+    return replace(plain_layout(form, kv_heads, head_dim), bounds_bytes=kv_heads * (2 * head_dim + 8))
 
 
 Rows = slice | Tensor
@@ -222,7 +222,7 @@ class _SpanAttend:
         self._store(layer, k, v)
         selection = self._span.selection
         if selection is not None and layer >= selection.dense_layers:
-            keys, values = self._read_chosen(layer, q, selection)
+            keys, values = self._read_chosen(layer, q, selection, scale)
         else:
             keys, values = self._read(layer, self._keys, q.dtype)
         out = attention(q, keys, values, self._bias, scale=scale, softcap=softcap, sink_q=sink_q, sinks=self._sinks)
@@ -243,10 +243,10 @@ class _SpanAttend:
         keys, values = parts[0] if len(parts) == 1 else (torch.cat(rows) for rows in zip(*parts, strict=True))
         return keys.to(dtype), values.to(dtype)
 
-    def _read_chosen(self, layer: int, q: Tensor, selection: Selection) -> tuple[Tensor, Tensor]:
+    def _read_chosen(self, layer: int, q: Tensor, selection: Selection, scale: float) -> tuple[Tensor, Tensor]:
         """Keys and values (N, K, D) of the pages that each KV head has chosen, up to the query's own position."""
         if selection.renew:
-            selection.chosen[layer] = self._choose(q[0], selection, layer)
+            selection.chosen[layer] = self._choose(q[0] * scale, selection, layer)
         chosen = selection.chosen[layer]  # (K, pages)
         indices, place = np.unique(chosen, return_inverse=True)
         pages = np.asarray(self._span.pages, dtype=np.int64)[indices]
@@ -264,7 +264,9 @@ class _SpanAttend:
         return of_heads(keys), of_heads(values)
 
     def _choose(self, q: Tensor, selection: Selection, layer: int) -> npt.NDArray[np.int32]:
-        """(K, num_pages): the first page, the best ones by bound, the newest full ones and the query's own."""
+        """(K, num_pages): the first page, those that promise most, the newest full ones and the query's own. q (H, D) is
+        scaled.
+        """
         own = (self._span.end - 1) // PAGE_LEN
         candidates = np.arange(1, own - selection.local_pages)
         count = selection.num_pages - selection.local_pages - 2
@@ -273,10 +275,11 @@ class _SpanAttend:
         runs = _runs(pages, 1, self._device)
         rows = torch.cat([self._arenas[run.arena].bounds(layer, run.rows) for run in runs])
         bounds = reference.page_bounds(q, *reference.decode_bounds(rows))
+        promises = reference.page_promises(bounds, rows.shape[1])
         last = selection.chosen[layer]
         before = np.stack([np.isin(candidates, of_head) for of_head in last]) if last.any() else None
         bonus = None if before is None else torch.from_numpy(before).to(self._device)
-        best = candidates[reference.choose_pages(bounds, count, bonus).cpu().numpy()]
+        best = candidates[reference.choose_pages(promises, count, bonus).cpu().numpy()]
         always = np.array([0, *range(own - selection.local_pages, own + 1)])
         return np.sort([[*always, *of_head] for of_head in best], axis=1).astype(np.int32)
 

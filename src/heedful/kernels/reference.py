@@ -171,47 +171,57 @@ def hadamard(x: Tensor, block: int) -> Tensor:
     return x * (1 / math.sqrt(block))
 
 
-# ---- which pages to read (Quest, arXiv:2406.10774) --------------------------------------------------------------
+# ---- which pages to read (after Quest, arXiv:2406.10774) ---------------------------------------------------------
 
-RENEWAL_BONUS = 0.1
-"""A page chosen before stays until another one's bound is better by this share of the bounds' range."""
+BOUND_DEVIATIONS = 2.0
+RENEWAL_BONUS = 1.25
+"""What a page promises counts so many times where it was chosen before."""
 
 
 def encode_bounds(keys: Tensor) -> Tensor:
-    """keys (..., page length, K, D) of full pages, as stored → uint8 (..., K, 2·D + 4): per channel the least and the
-    largest key, int8, lower ones rounded down and upper ones up, and their scale, float32.
+    """keys (..., page length, K, D) of full pages, as stored → uint8 (..., K, 2·D + 8): means of the channels, int8,
+    then variances, int8, then a float32 scale of either.
     """
-    least, largest = keys.amin(dim=-3), keys.amax(dim=-3)
-    scale = torch.maximum(least.abs(), largest.abs()).amax(dim=-1, keepdim=True) / 127
-    least, largest = (torch.where(scale == 0, 0.0, bound / scale) for bound in (least, largest))
-    codes = torch.cat((least.floor(), largest.ceil()), dim=-1).clamp(-127, 127)
-    return torch.cat((_bytes(codes.to(torch.int8)), _bytes(scale)), dim=-1)
+    variances, means = torch.var_mean(keys, dim=-3, correction=0)
+    sides = []
+    for side in (means, variances):
+        scale = side.abs().amax(dim=-1, keepdim=True) / 127
+        codes = torch.where(scale == 0, 0.0, side / scale).round().clamp(-127, 127)
+        sides.append((_bytes(codes.to(torch.int8)), _bytes(scale)))
+    return torch.cat([codes for codes, _ in sides] + [scale for _, scale in sides], dim=-1)
 
 
 def decode_bounds(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """uint8 (..., K, 2·D + 4) → least and largest key, float32 (..., K, D) each."""
-    least, largest = rows[..., :-4].view(torch.int8).chunk(2, dim=-1)
-    scale = _from_bytes(rows[..., -4:], torch.float32)
-    return least * scale, largest * scale
+    """uint8 (..., K, 2·D + 8) → means and variances, float32 (..., K, D) each."""
+    means, variances = rows[..., :-8].view(torch.int8).chunk(2, dim=-1)
+    scales = _from_bytes(rows[..., -8:], torch.float32)
+    return means * scales[..., :1], variances * scales[..., 1:]
 
 
-def page_bounds(q: Tensor, least: Tensor, largest: Tensor) -> Tensor:
-    """The most that a key of each page could score: max over a KV head's query heads of Σ max(q·least, q·largest).
-
-    q (H, D), least and largest (P, K, D) → (K, P).
+def page_bounds(q: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+    """What a key two standard deviations above its page's mean scores: q·mean + 2 √(Σ q²·variance), as if a page's
+    channels varied independently. q (H, D), means and variances (P, K, D) → (H, P).
     """
-    _, kv_heads, head_dim = least.shape
-    q = q.reshape(kv_heads, -1, 1, head_dim)
-    at_most = torch.maximum(q * least.transpose(0, 1)[:, None], q * largest.transpose(0, 1)[:, None])
-    return at_most.sum(dim=-1).amax(dim=1)
+    _, kv_heads, head_dim = means.shape
+    q = q.reshape(kv_heads, -1, head_dim)
+    at_mean = torch.einsum("kgd,pkd->kgp", q, means.to(q.dtype))
+    variance = torch.einsum("kgd,pkd->kgp", q.square(), variances.to(q.dtype))
+    return (at_mean + BOUND_DEVIATIONS * variance.sqrt()).flatten(0, 1)
 
 
-def choose_pages(bounds: Tensor, count: int, chosen_before: Tensor | None = None) -> Tensor:
-    """For each KV head the `count` candidates with the largest bounds, the earlier one of equals; ascending (K, count).
+def page_promises(bounds: Tensor, kv_heads: int) -> Tensor:
+    """bounds (..., H, P), scaled as scores are → (..., K, P): a page's shares of each query head's softmax, summed over
+    the query heads of a KV head.
+    """
+    *rows, heads, pages = bounds.shape
+    return bounds.softmax(dim=-1).reshape(*rows, kv_heads, heads // kv_heads, pages).sum(dim=-2)
 
-    bounds (K, P). `chosen_before` bool (K, P): those that have the bonus; None when nothing was chosen yet.
+
+def choose_pages(promises: Tensor, count: int, chosen_before: Tensor | None = None) -> Tensor:
+    """For each KV head the `count` candidates that promise most, the earlier one of equals; ascending (K, count).
+
+    promises (K, P). `chosen_before` bool (K, P): those that have the bonus; None when nothing was chosen yet.
     """
     if chosen_before is not None:
-        spread = bounds.amax(dim=-1, keepdim=True) - bounds.amin(dim=-1, keepdim=True)
-        bounds = bounds + RENEWAL_BONUS * spread * chosen_before
-    return bounds.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(dim=-1).values
+        promises = torch.where(chosen_before, promises * RENEWAL_BONUS, promises)
+    return promises.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(dim=-1).values

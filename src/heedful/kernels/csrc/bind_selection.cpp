@@ -19,7 +19,7 @@ namespace {
 using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Keys = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Heads = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bounds = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bounds = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Pages = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Chosen = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<nb::numpy, float>;
@@ -67,26 +67,28 @@ Out bound_pages(const std::vector<Bytes>& arenas, int kv_heads, Pages pages, Hea
         require(pages(i) % kArenaPages < static_cast<int>(arenas[pages(i) / kArenaPages].shape(0)), "no such page");
     }
     const size_t count = pages.size();
-    auto* out = new float[kv_heads * count + 1];
+    auto* out = new float[heads * count + 1];
     nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-    std::vector<int16_t> factors(ops.bounds_query_bytes(group, dim) / sizeof(int16_t));
+    std::vector<float> prepared(ops.bounds_query_bytes(group, dim) / sizeof(float));
     for (int head = 0; head < kv_heads; ++head) {
-        const float step = ops.prepare_bounds_query(q.data() + head * group * dim, group, dim, factors.data());
-        ops.bound_pages(buffers.data(), pages.data(), static_cast<int>(count), head, group, dim, factors.data(), step,
-                        out + head * count);
+        ops.prepare_bounds_query(q.data() + head * group * dim, group, dim, prepared.data());
+        ops.bound_pages(buffers.data(), pages.data(), static_cast<int>(count), head, group, dim, prepared.data(),
+                        out + head * group * count, count);
     }
-    return Out(out, {static_cast<size_t>(kv_heads), count}, owner);
+    return Out(out, {static_cast<size_t>(heads), count}, owner);
 }
 
-void choose_pages(Bounds bounds, int pages, int local_pages, Chosen chosen, const std::string& variant) {
+void choose_pages(Bounds bounds, float scale, int pages, int local_pages, Chosen chosen, const std::string& variant) {
     const Ops& ops = table_of(variant);
     const int num_pages = static_cast<int>(chosen.size()), candidates = pages - 2 - local_pages;
     require(local_pages >= 0 && num_pages >= 2 + local_pages && num_pages <= pages,
             "2 + local_pages <= chosen <= pages");
-    require(static_cast<int>(bounds.size()) == candidates, "bounds: one a page from the second to the local ones");
-    std::vector<float> scores(bounds.data(), bounds.data() + candidates);
+    require(bounds.shape(0) > 0, "bounds: a row a query head of the group");
+    require(static_cast<int>(bounds.shape(1)) == candidates, "bounds: one a page from the second to the local ones");
+    std::vector<float> scores(bounds.data(), bounds.data() + bounds.size());
     std::vector<int32_t> keys(candidates);
-    ops.choose_pages(scores.data(), keys.data(), pages, local_pages, num_pages, chosen.data());
+    ops.choose_pages(scores.data(), static_cast<int>(bounds.shape(0)), scale, keys.data(), pages, local_pages, num_pages,
+                     chosen.data());
 }
 
 }  // namespace
@@ -98,10 +100,10 @@ void bind_selection(nb::module_& m) {
           nb::arg("keys"), nb::arg("variant"), "Store the bounds of 64 keys (64, D) in bounds (pages, bounds_bytes).");
     m.def("bound_pages", &bound_pages, nb::arg("arenas"), nb::arg("kv_heads"), nb::arg("page_list"), nb::arg("q"),
           nb::arg("variant"),
-          "(K, pages): the most that a query head of the group, of q (H, D), can find in each page.");
-    m.def("choose_pages", &choose_pages, nb::arg("bounds"), nb::arg("pages"), nb::arg("local_pages"), nb::arg("chosen"),
+          "(H, pages): what a key two standard deviations up in each page scores with q (H, D), unscaled.");
+    m.def("choose_pages", &choose_pages, nb::arg("bounds"), nb::arg("scale"), nb::arg("pages"), nb::arg("local_pages"), nb::arg("chosen"),
           nb::arg("variant"),
-          "Renew `chosen` (num_pages), in place, from the bounds of pages 1, 2, ... before the local ones.");
+          "Renew `chosen` (num_pages), in place, from bounds (group, candidates) of pages 1, 2, ... before the local ones.");
 }
 
 }  // namespace heedful

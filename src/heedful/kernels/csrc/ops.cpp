@@ -21,10 +21,10 @@
     size_t attend_text_scratch_floats(const TextKeys&);                                                                \
     size_t bounds_bytes(int, int);                                                                                     \
     void store_bounds(const float*, int, const BoundsBuffer&, int, int);                                               \
-    float prepare_bounds_query(const float*, int, int, int16_t*);                                                      \
+    void prepare_bounds_query(const float*, int, int, void*);                                                          \
     size_t bounds_query_bytes(int, int);                                                                               \
-    void bound_pages(const BoundsBuffer*, const int32_t*, int, int, int, int, const int16_t*, float, float*);          \
-    void choose_pages(float*, int32_t*, int, int, int, int32_t*);                                                      \
+    void bound_pages(const BoundsBuffer*, const int32_t*, int, int, int, int, const void*, float*, size_t);            \
+    void choose_pages(float*, int, float, int32_t*, int, int, int, int32_t*);                                          \
     }
 
 #define HEEDFUL_TABLE(variant)                                                                                         \

@@ -190,24 +190,26 @@ struct Ops {
     // Bytes of the bounds of one page.
     size_t (*bounds_bytes)(int kv_heads, int head_dim);
 
-    // Write the bounds of a full page of one KV head: least and largest of its keys (64, D), channel by channel, as int8
-    // with one scale = max abs / 127; the least ones rounded down, the largest ones up.
+    // Write the bounds of a full page of one KV head: mean and variance of its keys (64, D), channel by channel, as int8,
+    // the largest magnitude of either as 127.
     void (*store_bounds)(const float* keys, int head_dim, const BoundsBuffer& bounds, int row, int kv_head);
 
-    // The group's queries (group, D) as factors of bounds, into `factors` of bounds_query_bytes; returns their step.
-    float (*prepare_bounds_query)(const float* q, int group, int head_dim, int16_t* factors);
+    // The group's queries (group, D) as integers, into `prepared` of bounds_query_bytes, which is aligned as floats are.
+    void (*prepare_bounds_query)(const float* q, int group, int head_dim, void* prepared);
     size_t (*bounds_query_bytes)(int group, int head_dim);
 
-    // out[i] = what a key of pages[i] can at most score: largest over the group of sum_c max(q_c·hi_c, q_c·lo_c).
+    // out[g * stride + i] = what a key two standard deviations up in pages[i] scores with query g of the group, unscaled.
     // `arenas`: the layer's bounds by arena.
     void (*bound_pages)(const BoundsBuffer* arenas, const int32_t* pages, int count, int kv_head, int group, int head_dim,
-                        const int16_t* factors, float step, float* out);
+                        const void* prepared, float* out, size_t stride);
 
     // Renew which `num_pages` of a sequence's `pages` pages one KV head reads, by index, ascending: the first, the last
-    // and the `local_pages` before it, and those with the largest bounds, the first of equal ones. bounds[i] is page
-    // 1 + i's, up to the local ones; those that `chosen` holds, from last time, get a tenth of the bounds' range on top.
-    // Overwrites bounds; `keys` is scratch of the same length. 2 + local_pages <= num_pages <= pages.
-    void (*choose_pages)(float* bounds, int32_t* keys, int pages, int local_pages, int num_pages, int32_t* chosen);
+    // and the `local_pages` before it, and those that promise the group most, the first of equal ones. bounds (group,
+    // candidates): of page 1 + i at i, up to the local ones. A page's promise: its shares of the softmax of each query's
+    // bounds · scale, summed; a quarter more for those that `chosen` holds, from last time. Overwrites bounds; `keys` is
+    // scratch for the candidates. 2 + local_pages <= num_pages <= pages.
+    void (*choose_pages)(float* bounds, int group, float scale, int32_t* keys, int pages, int local_pages, int num_pages,
+                         int32_t* chosen);
 };
 
 // The table for this processor, chosen once: "vnni" (AVX-512 VNNI), else "avx2" (with FMA and F16C), else "portable".

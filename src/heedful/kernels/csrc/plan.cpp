@@ -64,13 +64,13 @@ void plan_selection(const Step& step, int group, const DecoderConfig& c, int thr
         selection.dense_layers = span.selection.dense_layers;
         if (!span.selection.renew) continue;
         selection.renewals.push_back({&span, step.chunk_starts[chunk], nullptr});
-        floats += static_cast<size_t>(c.kv_heads) * candidates_of(span);
+        floats += static_cast<size_t>(c.heads) * candidates_of(span);
     }
     if (!selection.any) return;
     float* next = selection.bounds.reserve(floats);
     for (Renewal& renewal : selection.renewals) {
         renewal.bounds = next;
-        next += static_cast<size_t>(c.kv_heads) * candidates_of(*renewal.span);
+        next += static_cast<size_t>(c.heads) * candidates_of(*renewal.span);
     }
     selection.spans.assign(step.spans, step.spans + static_cast<size_t>(step.chunks) * step.groups);
     for (Span& span : selection.spans)

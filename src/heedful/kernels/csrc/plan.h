@@ -37,7 +37,7 @@ struct SlotGroup {
     int chunk, begin, end;
 };
 
-// A span whose query, of one token, chooses pages anew; bounds: where those of its candidates go, (K, candidates).
+// A span whose query, of one token, chooses pages anew; bounds: where those of its candidates go, (H, candidates).
 struct Renewal {
     const Span* span;
     int token;

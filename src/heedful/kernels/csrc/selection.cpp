@@ -1,12 +1,14 @@
-// Page selection (Quest, arXiv:2406.10774): bounds of a page's keys, what a query can at most find in a page, and which
-// pages promise most. Shapes as in ops.h; P: D rounded up to a multiple of 8, channels past D are zero.
+// Page selection (after Quest, arXiv:2406.10774): what each page's keys are like, what a query can hope to find in a page,
+// and which pages promise most. Shapes as in ops.h; P: D rounded up to a multiple of 16, channels past D are zero.
 //
-// A page's bounds of one KV head: int8 [P channels][least, largest], then one float scale, then 4 bytes of padding. So both halves of max(q·hi, q·lo) are one product of pairs: a query's channel stands as [min(q, 0),
-// max(q, 0)], and lane by lane pairs are multiplied and summed as in attention over 8-bit keys.
+// A page's bounds of one KV head: int8 [P means][P variances] of its keys, channel by channel, then a float scale of
+// either. A key at kDeviations standard deviations, if its channels vary independently, scores
+//     sum_c q_c·mean_c + kDeviations · sqrt(sum_c q_c²·variance_c);
+// an upper confidence bound. Least and largest keys, Quest's bounds, are as long and promise too much: they find half of
+// the needles (docs/log.md). What a page promises a KV head is the sum of its share of each query head's softmax.
 //
-// Queries are rounded to int16 with one step for the heads that share a KV head, so that the largest of their sums is
-// found among integers and is the same in every variant. What that costs: a bound is off by at most half a step times
-// the sum of the larger bound of each channel, 1.5e-5 of max |q| · Σ max(|lo|, |hi|).
+// Queries and their squares are rounded to int16, a step a query head, so that sums are of integers and the same in every
+// variant. What that costs: half a step times the sum of the page's magnitudes.
 
 #include <cmath>
 #include <cstring>
@@ -17,15 +19,18 @@
 namespace heedful::HEEDFUL_VARIANT {
 namespace {
 
-constexpr int kPair = 2;
+constexpr int kRows = 2;               // means and variances; a query and its squares
+constexpr int kChannels = 2 * kLanes;  // int16 of a vector
 constexpr float kCodes = 127.0f;       // of bounds
 constexpr float kFactors = 32767.0f;   // of queries
-constexpr float kHysteresis = 0.1f;    // of the range of bounds, for pages that were chosen last time
+constexpr float kDeviations = 2.0f;
+constexpr float kHysteresis = 1.25f;   // times the promise of pages that were chosen last time
+constexpr float kLog2e = 1.44269504f;
 constexpr int kAhead = 8;              // pages whose bounds are on their way
 
-int padded(int head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+int padded(int head_dim) { return (head_dim + kChannels - 1) / kChannels * kChannels; }
 
-size_t head_bytes(int channels) { return static_cast<size_t>(kPair) * channels + 2 * sizeof(float); }
+size_t head_bytes(int channels) { return kRows * (channels + sizeof(float)); }
 
 uint8_t* bounds_of(const BoundsBuffer& bounds, int page, int kv_head, int channels) {
     return bounds.base + page * bounds.page_bytes + kv_head * head_bytes(channels);
@@ -33,55 +38,64 @@ uint8_t* bounds_of(const BoundsBuffer& bounds, int page, int kv_head, int channe
 
 // ---- bounds of a page ---------------------------------------------------------------------------------------------
 
-// Least and largest of 64 keys (64, D), channel by channel.
-void find_range(const float* keys, int dim, float* least, float* most) {
-    std::memcpy(least, keys, sizeof(float) * dim);
-    std::memcpy(most, keys, sizeof(float) * dim);
-    for (int slot = 1; slot < kPageLen; ++slot) {
-        const float* key = keys + static_cast<size_t>(slot) * dim;
-        for (int c = 0; c < dim; ++c) least[c] = key[c] < least[c] ? key[c] : least[c];
-        for (int c = 0; c < dim; ++c) most[c] = key[c] > most[c] ? key[c] : most[c];
-    }
+// Of 64 keys (64, D), channel by channel; squares of distances are summed, which keeps small variances of large means.
+void find_moments(const float* keys, int dim, float* means, float* variances) {
+    std::memset(means, 0, sizeof(float) * dim);
+    std::memset(variances, 0, sizeof(float) * dim);
+    for (int slot = 0; slot < kPageLen; ++slot)
+        for (int c = 0; c < dim; ++c) means[c] += keys[static_cast<size_t>(slot) * dim + c];
+    for (int c = 0; c < dim; ++c) means[c] *= 1.0f / kPageLen;
+    for (int slot = 0; slot < kPageLen; ++slot)
+        for (int c = 0; c < dim; ++c) {
+            const float apart = keys[static_cast<size_t>(slot) * dim + c] - means[c];
+            variances[c] += apart * apart;
+        }
+    for (int c = 0; c < dim; ++c) variances[c] *= 1.0f / kPageLen;
 }
 
-float larger_magnitude(float a, float b) { return std::fabs(a) > std::fabs(b) ? std::fabs(a) : std::fabs(b); }
+float largest_magnitude(const float* x, int count) {
+    float most = 0;
+    for (int i = 0; i < count; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
+    return most;
+}
 
-// What is not a number becomes -127.
-int8_t code_of(float x) { return static_cast<int8_t>(x > -kCodes ? (x < kCodes ? x : kCodes) : -kCodes); }
+// x / divisor, rounded half to even, within [-most, most]; what is not a number becomes -most.
+float code_of(float x, float divisor, float most) {
+    const float code = std::nearbyint(x / divisor);
+    return code > -most ? (code < most ? code : most) : -most;
+}
+
+// x (dim) as integers, the largest magnitude as `most`; returns their step. Writes nothing past dim.
+template <class Code>
+float encode(const float* x, int dim, float most, Code* codes) {
+    const float step = largest_magnitude(x, dim) / most, divisor = step > 0 ? step : 1.0f;
+    for (int c = 0; c < dim; ++c) codes[c] = static_cast<Code>(code_of(x[c], divisor, most));
+    return step;
+}
 
 // ---- bounds of a query --------------------------------------------------------------------------------------------
 
-// Sum over a page's channels of both products of pairs, largest among the rows.
+// sums[r] = sum over a page's channels of its codes times the factors at factors + r * stride.
 template <int R>
-int32_t largest_sum(const int16_t* factors, const int8_t* bounds, int channels) {
+void add_products(const int16_t* factors, size_t stride, const int8_t* codes, int channels, int32_t* totals) {
     Ints sums[R];
     for (Ints& sum : sums) sum = no_ints();
-    for (int c = 0; c < kPair * channels; c += kPair * kLanes) {
-        const Shorts lanes = load_pairs(bounds + c);
-        for (int r = 0; r < R; ++r)
-            sums[r] = add_pair_products(sums[r], load_pairs(factors + kPair * channels * r + c), lanes);
+    for (int c = 0; c < channels; c += kChannels) {
+        const Shorts lanes = load_pairs(codes + c);
+        for (int r = 0; r < R; ++r) sums[r] = add_pair_products(sums[r], load_pairs(factors + stride * r + c), lanes);
     }
-    int32_t most = total(sums[0]);
-    for (int r = 1; r < R; ++r) {
-        const int32_t sum = total(sums[r]);
-        most = sum > most ? sum : most;
-    }
-    return most;
+    for (int r = 0; r < R; ++r) totals[r] = total(sums[r]);
 }
 
-int32_t largest_sum(int rows, const int16_t* factors, const int8_t* bounds, int channels) {
+constexpr int kAtOnce = 4;  // heads of a group
+
+void add_products(int rows, const int16_t* factors, size_t stride, const int8_t* codes, int channels, int32_t* totals) {
     switch (rows) {
-        case 1: return largest_sum<1>(factors, bounds, channels);
-        case 2: return largest_sum<2>(factors, bounds, channels);
-        case 3: return largest_sum<3>(factors, bounds, channels);
-        default: break;
+        case 1: return add_products<1>(factors, stride, codes, channels, totals);
+        case 2: return add_products<2>(factors, stride, codes, channels, totals);
+        case 3: return add_products<3>(factors, stride, codes, channels, totals);
+        default: return add_products<kAtOnce>(factors, stride, codes, channels, totals);
     }
-    int32_t most = largest_sum<4>(factors, bounds, channels);
-    if (rows > 4) {
-        const int32_t rest = largest_sum(rows - 4, factors + 4 * kPair * channels, bounds, channels);
-        most = rest > most ? rest : most;
-    }
-    return most;
 }
 
 // ---- the choice ---------------------------------------------------------------------------------------------------
@@ -120,16 +134,28 @@ int32_t threshold_of(const int32_t* keys, int count, int wanted) {
     return static_cast<int32_t>(low);
 }
 
-// Adds the bonus of candidates (bounds[i] is page 1 + i) that were chosen last time.
-void favour_last(float* bounds, int count, const int32_t* chosen, int num_chosen) {
-    float least = bounds[0], most = bounds[0];
-    for (int i = 1; i < count; ++i) {
-        least = bounds[i] < least ? bounds[i] : least;
-        most = bounds[i] > most ? bounds[i] : most;
+// x (count) becomes its shares of a softmax of scale · x; all 0 where nothing is a number.
+void to_shares(float* x, int count, float scale) {
+    float most = x[0];
+    for (int i = 1; i < count; ++i) most = x[i] > most ? x[i] : most;
+    float sum = 0;
+    for (int i = 0; i < count; ++i) {
+        x[i] = exp2_of((x[i] - most) * (scale * kLog2e));
+        sum += x[i];
     }
-    const float bonus = kHysteresis * (most - least);
+    const float divisor = sum > 0 ? sum : 1.0f;
+    for (int i = 0; i < count; ++i) x[i] /= divisor;
+}
+
+// bounds[i], of page 1 + i, becomes what the page promises the group; more if it was chosen last time.
+void to_promises(float* bounds, int count, int group, float scale, const int32_t* chosen, int num_chosen) {
+    for (int g = 0; g < group; ++g) {
+        float* shares = bounds + static_cast<size_t>(g) * count;
+        to_shares(shares, count, scale);
+        for (int i = 0; g > 0 && i < count; ++i) bounds[i] += shares[i];
+    }
     for (int i = 0; i < num_chosen; ++i)
-        if (chosen[i] >= 1 && chosen[i] <= count) bounds[chosen[i] - 1] += bonus;
+        if (chosen[i] >= 1 && chosen[i] <= count) bounds[chosen[i] - 1] *= kHysteresis;
 }
 
 // The `wanted` best candidates as page indices, ascending; of equal ones the first.
@@ -148,52 +174,38 @@ size_t bounds_bytes(int kv_heads, int head_dim) { return kv_heads * head_bytes(p
 
 void store_bounds(const float* keys, int head_dim, const BoundsBuffer& bounds, int page, int kv_head) {
     const int channels = padded(head_dim);
-    float least[kMaxHeadDim], most[kMaxHeadDim];
-    find_range(keys, head_dim, least, most);
-    float magnitude = 0;
-    for (int c = 0; c < head_dim; ++c) {
-        const float larger = larger_magnitude(least[c], most[c]);
-        magnitude = larger > magnitude ? larger : magnitude;
-    }
-    const float scale = magnitude / kCodes, divisor = scale > 0 ? scale : 1.0f;
+    float moments[kRows][kMaxHeadDim], scales[kRows];
+    find_moments(keys, head_dim, moments[0], moments[1]);
     uint8_t* head = bounds_of(bounds, page, kv_head, channels);
     std::memset(head, 0, head_bytes(channels));
     int8_t* codes = reinterpret_cast<int8_t*>(head);
-    for (int c = 0; c < head_dim; ++c) {
-        codes[kPair * c] = code_of(std::floor(least[c] / divisor));
-        codes[kPair * c + 1] = code_of(std::ceil(most[c] / divisor));
-    }
-    std::memcpy(head + kPair * channels, &scale, sizeof scale);
+    for (int row = 0; row < kRows; ++row) scales[row] = encode(moments[row], head_dim, kCodes, codes + row * channels);
+    std::memcpy(head + kRows * channels, scales, sizeof scales);
 }
 
 size_t bounds_query_bytes(int group, int head_dim) {
-    return static_cast<size_t>(group) * kPair * padded(head_dim) * sizeof(int16_t);
+    return static_cast<size_t>(group) * kRows * (padded(head_dim) * sizeof(int16_t) + sizeof(float));
 }
 
-float prepare_bounds_query(const float* q, int group, int head_dim, int16_t* factors) {
-    const int count = group * head_dim, channels = padded(head_dim);
-    float magnitude = 0;
-    for (int i = 0; i < count; ++i) magnitude = std::fabs(q[i]) > magnitude ? std::fabs(q[i]) : magnitude;
-    const float step = magnitude / kFactors, divisor = step > 0 ? step : 1.0f;
-    std::memset(factors, 0, bounds_query_bytes(group, head_dim));
-    for (int r = 0; r < group; ++r, q += head_dim, factors += kPair * channels)
-        for (int c = 0; c < head_dim; c += kLanes) {
-            float lanes[kLanes] = {};
-            std::memcpy(lanes, q + c, sizeof(float) * (head_dim - c < kLanes ? head_dim - c : kLanes));
-            const Floats codes = div(load(lanes), splat(divisor));
-            alignas(32) int16_t rounded[2 * kLanes];  // the negative ones, then the positive ones
-            store_pairs(rounded, round_to_shorts(min(codes, splat(0.0f)), max(codes, splat(0.0f))));
-            for (int i = 0; i < kLanes; ++i) {
-                factors[kPair * (c + i)] = rounded[i];
-                factors[kPair * (c + i) + 1] = rounded[kLanes + i];
-            }
-        }
-    return step;
+void prepare_bounds_query(const float* q, int group, int head_dim, void* prepared) {
+    const int channels = padded(head_dim);
+    float* steps = static_cast<float*>(prepared);
+    int16_t* factors = reinterpret_cast<int16_t*>(steps + kRows * group);
+    std::memset(prepared, 0, bounds_query_bytes(group, head_dim));
+    float squares[kMaxHeadDim];
+    for (int g = 0; g < group; ++g, q += head_dim, steps += kRows, factors += kRows * channels) {
+        for (int c = 0; c < head_dim; ++c) squares[c] = q[c] * q[c];
+        steps[0] = encode(q, head_dim, kFactors, factors);
+        steps[1] = encode(squares, head_dim, kFactors, factors + channels);
+    }
 }
 
 void bound_pages(const BoundsBuffer* arenas, const int32_t* pages, int count, int kv_head, int group, int head_dim,
-                 const int16_t* factors, float step, float* out) {
+                 const void* prepared, float* out, size_t stride) {
     const int channels = padded(head_dim);
+    const float* steps = static_cast<const float*>(prepared);
+    const int16_t* factors = reinterpret_cast<const int16_t*>(steps + kRows * group);
+    const size_t next = static_cast<size_t>(kRows) * channels;  // head's factors
     const auto head_at = [&](int i) {
         return bounds_of(arenas[pages[i] / kArenaPages], pages[i] % kArenaPages, kv_head, channels);
     };
@@ -201,17 +213,29 @@ void bound_pages(const BoundsBuffer* arenas, const int32_t* pages, int count, in
         const uint8_t* ahead = head_at(i + kAhead < count ? i + kAhead : count - 1);
         for (size_t line = 0; line < head_bytes(channels); line += 64) prefetch(ahead + line);
         const uint8_t* head = head_at(i);
-        float scale;
-        std::memcpy(&scale, head + kPair * channels, sizeof scale);
-        out[i] = static_cast<float>(largest_sum(group, factors, reinterpret_cast<const int8_t*>(head), channels)) *
-                 (step * scale);
+        const int8_t* codes = reinterpret_cast<const int8_t*>(head);
+        float scales[kRows];
+        std::memcpy(scales, head + kRows * channels, sizeof scales);
+        for (int g = 0; g < group; g += kAtOnce) {
+            const int rows = group - g < kAtOnce ? group - g : kAtOnce;
+            int32_t means[kAtOnce], squares[kAtOnce];
+            add_products(rows, factors + next * g, next, codes, channels, means);
+            add_products(rows, factors + next * g + channels, next, codes + channels, channels, squares);
+            for (int r = 0; r < rows; ++r) {
+                const float* step = steps + kRows * (g + r);
+                const float mean = static_cast<float>(means[r]) * (step[0] * scales[0]);
+                const float variance = static_cast<float>(squares[r]) * (step[1] * scales[1]);
+                out[(g + r) * stride + i] = mean + kDeviations * std::sqrt(variance);
+            }
+        }
     }
 }
 
-void choose_pages(float* bounds, int32_t* keys, int pages, int local_pages, int num_pages, int32_t* chosen) {
+void choose_pages(float* bounds, int group, float scale, int32_t* keys, int pages, int local_pages, int num_pages,
+                  int32_t* chosen) {
     const int local = pages - 1 - local_pages, count = local - 1, wanted = num_pages - 2 - local_pages;
     if (wanted > 0) {
-        favour_last(bounds, count, chosen, num_pages);
+        to_promises(bounds, count, group, scale, chosen, num_pages);
         for (int i = 0; i < count; ++i) keys[i] = key_of(bounds[i]);
         take_best(keys, count, wanted, chosen + 1);
     }

@@ -60,7 +60,7 @@ int panels_of(const Product& product) {
 
 struct SelectionScratch {
     Buffer<float> rows;       // keys of a page
-    Buffer<int16_t> factors;  // of a group's queries
+    Buffer<float> prepared;   // a group's queries
     Buffer<int32_t> keys;     // of a choice
     Buffer<int32_t> pages;    // chosen
 };
@@ -294,21 +294,27 @@ private:
 
     void bound_candidates(const Layer& layer, const Renewal& renewal, int qkv_rows) {
         const int count = candidates_of(*renewal.span), first = mine(count, thread_), last = mine(count, thread_ + 1);
-        int16_t* factors = w_.selecting[thread_].factors.get();
+        float* prepared = w_.selecting[thread_].prepared.get();
         for (int head = 0; head < c_.kv_heads && first < last; head++) {
             const float* q = w_.qkv.get() + static_cast<size_t>(renewal.token) * qkv_rows + head * group_ * c_.head_dim;
-            const float step = ops_.prepare_bounds_query(q, group_, c_.head_dim, factors);
+            ops_.prepare_bounds_query(q, group_, c_.head_dim, prepared);
             ops_.bound_pages(layer.bounds.data(), renewal.span->pages + 1 + first, last - first, head, group_,
-                             c_.head_dim, factors, step, renewal.bounds + static_cast<size_t>(head) * count + first);
+                             c_.head_dim, prepared, bounds_of(renewal, head) + first, count);
         }
+    }
+
+    // Of one KV head: (group, candidates).
+    float* bounds_of(const Renewal& renewal, int kv_head) const {
+        return renewal.bounds + static_cast<size_t>(kv_head) * group_ * candidates_of(*renewal.span);
     }
 
     void choose(const Renewal& renewal, int index, int kv_head) {
         const Span& span = *renewal.span;
         const Selection& selection = span.selection;
-        const size_t count = candidates_of(span), choice = static_cast<size_t>(index) * c_.kv_heads + kv_head;
-        ops_.choose_pages(renewal.bounds + kv_head * count, w_.selecting[thread_].keys.get(), span.start / kPageLen + 1,
-                          selection.local_pages, selection.num_pages, selection.chosen + choice * selection.num_pages);
+        const size_t choice = static_cast<size_t>(index) * c_.kv_heads + kv_head;
+        ops_.choose_pages(bounds_of(renewal, kv_head), group_, c_.query_scale, w_.selecting[thread_].keys.get(),
+                          span.start / kPageLen + 1, selection.local_pages, selection.num_pages,
+                          selection.chosen + choice * selection.num_pages);
     }
 
     // Of the pages that this step has filled: a later one chooses by them.
@@ -464,7 +470,7 @@ void Decoder::reserve(const Step& step) {
         w.scratch[thread].reserve(ops_.attend_scratch_bytes(shape, kQueryTile));
         SelectionScratch& selecting = w.selecting[thread];
         selecting.rows.reserve(static_cast<size_t>(kPageLen) * config.head_dim);
-        selecting.factors.reserve(ops_.bounds_query_bytes(share, config.head_dim) / sizeof(int16_t));
+        selecting.prepared.reserve(ops_.bounds_query_bytes(share, config.head_dim) / sizeof(float));
         for (int i = 0; i < step.chunks * step.groups; i++) {
             selecting.pages.reserve(step.spans[i].selection.num_pages);
             selecting.keys.reserve(step.spans[i].start / kPageLen + 1);
