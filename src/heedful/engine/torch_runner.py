@@ -264,8 +264,8 @@ class _SpanAttend:
         return of_heads(keys), of_heads(values)
 
     def _choose(self, q: Tensor, selection: Selection, layer: int) -> npt.NDArray[np.int32]:
-        """(K, num_pages): the first page, those that promise most, the newest full ones and the query's own. q (H, D) is
-        scaled.
+        """(K, num_pages): the first page, those that promise most, the newest full ones and the query's own. q (H, D)
+        is scaled.
         """
         own = (self._span.end - 1) // PAGE_LEN
         candidates = np.arange(1, own - selection.local_pages)

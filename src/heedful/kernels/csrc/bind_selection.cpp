@@ -101,8 +101,8 @@ void bind_selection(nb::module_& m) {
     m.def("bound_pages", &bound_pages, nb::arg("arenas"), nb::arg("kv_heads"), nb::arg("page_list"), nb::arg("q"),
           nb::arg("variant"),
           "(H, pages): what a key two standard deviations up in each page scores with q (H, D), unscaled.");
-    m.def("choose_pages", &choose_pages, nb::arg("bounds"), nb::arg("scale"), nb::arg("pages"), nb::arg("local_pages"), nb::arg("chosen"),
-          nb::arg("variant"),
+    m.def("choose_pages", &choose_pages, nb::arg("bounds"), nb::arg("scale"), nb::arg("pages"), nb::arg("local_pages"),
+          nb::arg("chosen"), nb::arg("variant"),
           "Renew `chosen` (num_pages), in place, from bounds (group, candidates) of pages 1, 2, ... before the local ones.");
 }
 
