@@ -149,6 +149,19 @@ def test_a_model_reads_parts_of_what_is_kept(office: Callable[..., ToolChat], tm
     assert READ_RESULT in str(llm.template.told[-1])
 
 
+def test_after_a_result_that_gives_orders_nothing_is_changed_unasked(
+    office: Callable[..., ToolChat], tmp_path: Path
+) -> None:
+    """All tools are allowed by name; the notice board pretends to be a part of the prompt."""
+    script = [call("book_room", room="Blue"), call("read_board"), call("book_room", room="Green"), ["Well."]]
+    turn = office(ToolLLM(script)).turn([{"role": "user", "content": ASKED}], max_tokens=50)
+    done = [event.done for event in turn if isinstance(event, Called)]
+    assert [each.record.outcome for each in done] == ["ok", "ok", "denied"]
+    assert done[1].record.findings
+    assert "looks like orders to the model" in done[2].text
+    assert log(tmp_path) == ['book_room {"room": "Blue"}', "read_board {}"]
+
+
 def test_a_failure_goes_back_in_words(office: Callable[..., ToolChat]) -> None:
     script = [call("phone_number", people_name="Zoe"), call("phone_number"), call("nothing"), ["I do not know."]]
     turn = office(ToolLLM(script)).turn([{"role": "user", "content": ASKED}], max_tokens=50)

@@ -170,6 +170,8 @@ class ChatLoop:
             self._screen.note("cut; --max-tokens sets the limit")
         if turn.dropped_tokens:
             self._screen.note(f"The oldest turns were left out: {turn.dropped_tokens:,} tokens dropped.")
+        if turn.finish_reason == "cancelled" and not turn.text:
+            return
         if self._receipts and turn.receipt is not None:
             self._screen.note(turn.receipt.line() + ("" if turn.runs else "\n"))
         if self._receipts and turn.runs:

@@ -115,6 +115,8 @@ class ToolCaller:
         self._equal: dict[str, _Equal] = {}
         self._cache: dict[str, _Cached] = {}
         self._asking = asyncio.Lock()
+        self._has_heard_orders = False
+        """A result of this conversation was flagged: from then on what does not only read is asked about."""
         self._opened: dict[str, str] = {}
         """Handle of a link → that of what is there."""
 
@@ -183,6 +185,8 @@ class ToolCaller:
 
     async def _check_policy(self, tool: CatalogTool, arguments: Mapping[str, Any]) -> None:
         found = verdict(tool, self._manager.config.servers[tool.server])
+        if found.action == "allow" and self._has_heard_orders and tool.hints.read_only is not True:
+            found = Verdict("ask", "what a tool has said before looks like orders to the model")
         if found.action == "allow":
             return
         if found.action == "ask" and self._approve is not None:
@@ -265,6 +269,7 @@ class ToolCaller:
 
     def _done(self, answer: _Answer, told: _Told, begun: float, *, is_cached: bool, is_again: bool) -> CallDone:
         shown, output = answer.shown, answer.output
+        self._has_heard_orders = self._has_heard_orders or bool(shown.findings)
         text = shown.text
         if is_again:
             text = f"[the same call as before; its answer again, do not make it a third time]\n{text}"

@@ -184,7 +184,7 @@ class ToolTurn:
             yield from self._spoken(self._messages)
             return
         before = [str(each["content"]) for each in self._messages[:-1] if each["role"] == "user"]
-        plans = self._wait(self._delegate_plans(question, catalogue), "tools")
+        plans = self._wait(self._delegate_plans(question, catalogue), "looking for a tool")
         plan = sure(plans)
         if plan is not None:
             self._way = "rules"
@@ -289,7 +289,7 @@ class ToolTurn:
         best = None
         if not prompt.knows_tools:
             question = str(messages[-1]["content"])
-            best = self._wait(self._chat.delegate.narrowed(question, catalogue, self._selection), "tools")
+            best = self._wait(self._chat.delegate.narrowed(question, catalogue, self._selection), "looking for a tool")
             if best is None:
                 self._way = "none"
                 yield from self._spoken(self._messages)
