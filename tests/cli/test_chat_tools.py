@@ -23,6 +23,7 @@ import heedful
 from heedful.cli.chat import chat
 from heedful.cli.chat_loop import ChatLoop
 from heedful.cli.conversation import Conversation, receipts_of
+from heedful.cli.generate import generate
 from heedful.cli.message_input import MessageReader
 from heedful.cli.terminal import LiveTerminal, Screen
 from heedful.errors import HeedfulError
@@ -302,6 +303,28 @@ def test_what_is_refused_before_a_model_is_loaded(arguments: list[str], says: st
     result = CliRunner().invoke(app, ["-m", "no-such-model-anywhere", *arguments], input="Hi\n")
     assert isinstance(result.exception, HeedfulError), result.exception
     assert says in result.exception.message
+
+
+def test_one_answer(command: list[str], tmp_path: Path) -> None:
+    """`heedful generate --chat --mcp`."""
+    app = typer.Typer()
+    app.command()(generate)
+    tools = ["--mcp", str(tmp_path / "servers.json"), "--mcp-trust", "--tool-embedder", "none"]
+    asked = ["What is the phone number of Ana?", "-m", command[4], *tools]
+    done = CliRunner().invoke(app, [*asked, "--chat", "--json"])
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    assert (shown["text"], shown["finish_reason"], shown["receipt"]) == ("4711", "stop", None)
+    assert (shown["tools"]["way"], shown["tools"]["output_tokens"]) == ("rules", 0)
+    assert [each["tool"] for each in shown["tools"]["calls"]] == ["office__list_people", "office__phone_number"]
+    plain = CliRunner().invoke(app, [*asked, "--chat", "--receipt"])
+    assert plain.stdout == "4711\n"
+    assert '→ office__phone_number {"people_name": "Ana"}\ntool by rules · ' in plain.stderr
+    for more, says in (([], "Add --chat"), (["--chat", "--json", "--logprobs", "1"], "")):
+        refused = CliRunner().invoke(app, [*asked, *more])
+        assert isinstance(refused.exception, HeedfulError)
+        assert refused.exception.message.startswith("--mcp: ")
+        assert says in refused.exception.remedy
 
 
 def test_on_a_terminal(command: list[str], environment: dict[str, str], tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from heedful.engine.prompt_scores import common_len, read_prompts, scored_reques
 from heedful.mcp.delegate import Plan
 
 
-def likeliest(llm: LLM, messages: Sequence[Mapping[str, Any]], plans: Sequence[Plan]) -> tuple[Plan, list[Receipt]]:
+def likeliest(
+    llm: LLM, messages: Sequence[Mapping[str, Any]], plans: Sequence[Plan], *, adapter: str | None = None
+) -> tuple[Plan, list[Receipt]]:
     """The plan whose call has the highest mean log-likelihood a token as the assistant's answer to `messages`, and what
     scoring cost."""
     assert plans
@@ -21,7 +23,9 @@ def likeliest(llm: LLM, messages: Sequence[Mapping[str, Any]], plans: Sequence[P
     asked = llm.encode_chat(messages)
     texts = [asked + llm.tokenizer.encode(call_text(plan), add_bos=False) for plan in plans]
     shared = max(len(asked), common_len(texts))
-    read = read_prompts(llm, [scored_request(ids, shared, policy=llm.policy) for ids in texts if len(ids) > shared])
+    read = read_prompts(
+        llm, [scored_request(ids, shared, policy=llm.policy, adapter=adapter) for ids in texts if len(ids) > shared]
+    )
     in_turn = iter(read)
     scores = [
         summed_logprob(next(in_turn)[0]) / (len(ids) - shared) if len(ids) > shared else float("-inf") for ids in texts

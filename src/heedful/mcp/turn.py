@@ -224,7 +224,8 @@ class ToolTurn:
         tools = list({plan.tool.model_name: plan.tool for plan in near}.values())
         told = "\n".join(tool.signature for tool in tools)
         self._progress.schema_tokens += self._chat.count(told) if len(near) > 1 else 0
-        chosen, receipts = likeliest(self._chat.llm, self._chat.prompt.told([self._messages[-1]], told), near)
+        asked = self._chat.prompt.told([self._messages[-1]], told)
+        chosen, receipts = likeliest(self._chat.llm, asked, near, adapter=self._adapter)
         self._progress.runs += receipts
         return chosen
 
