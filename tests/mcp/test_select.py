@@ -54,6 +54,7 @@ def test_words() -> None:
     assert {"fil", "path"} <= set(request_words("open config/settings.toml"))
     assert "tim" in request_words("see you at 17:30")
     assert "checkout" in request_words("check out main")
+    assert {"numb"} <= set(request_words("add 128.5 and 71.25")) - set(request_words("see you at 17.30"))
 
 
 def test_bm25_by_hand() -> None:
@@ -191,7 +192,7 @@ def test_a_decider_has_the_last_word(catalogue: Catalogue) -> None:
 def judged(bench: ModuleType, catalogue: Catalogue, minilm_dir: Path, smollm2_path: Path) -> Callable[[], Any]:
     from heedful.engine.embedder import load_embedder
 
-    rows = bench.labelled("test")
+    rows = bench.labelled("test", "last")
     selector = ToolSelector(catalogue, bench.smollm2_counter(), embedder=load_embedder(str(minilm_dir), threads=1))
     chosen = [selector.select(row.request) for row in rows]
     return lambda: (bench.figures(rows, chosen), chosen)
@@ -199,14 +200,15 @@ def judged(bench: ModuleType, catalogue: Catalogue, minilm_dir: Path, smollm2_pa
 
 def test_labelled_rows(bench: ModuleType, catalogue: Catalogue) -> None:
     test, fitted = bench.labelled("test"), bench.labelled("calibration")
-    assert not {row.request for row in test} & {row.request for row in fitted}
+    requests = [row.request for row in [*test, *fitted, *bench.labelled("further", "last")]]
+    assert len(set(requests)) == len(requests)
     for rows in (test, fitted):
         assert {name for row in rows for name in row.tools} == set(catalogue)
     assert sum(not row.tools for row in test + fitted) >= 30
 
 
-def test_the_judged_half(judged: Callable[[], Any]) -> None:
-    """The goal: 95 % found, 80 % abstained, 600 tokens. `python bench/tool_selection.py` prints these."""
+def test_the_judged_rows(judged: Callable[[], Any]) -> None:
+    """139 that nothing was fitted to, 36 of which need no tool. The goal: 95 % found, 80 % abstained, 600 tokens. `python bench/tool_selection.py` prints these."""
     found, chosen = judged()
     assert found.recall_at_5 >= 0.95
     assert found.abstained >= 0.80

@@ -46,7 +46,7 @@ _NAME_TIMES, _SERVER_TIMES = 3, 2
 _URL = re.compile(r"https?://\S+")
 _PATH = re.compile(r"(?<!\w)(?:~|\.{0,2})?/[\w./-]+|\b[\w-]+\.[A-Za-z][A-Za-z0-9]{0,4}\b")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)")
-_CLOCK = re.compile(r"\b\d{1,2}[:.]\d\d\b|\b\d{1,2} ?[ap]m\b|\bo'clock\b", re.IGNORECASE)
+_CLOCK = re.compile(r"\b(?:[01]?\d|2[0-4])[:.][0-5]\d\b|\b\d{1,2} ?[ap]m\b|\bo'clock\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

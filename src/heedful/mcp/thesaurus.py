@@ -55,7 +55,7 @@ long lengthy slow running progress
 research study investigate topic
 think thoughts thinking reason step steps problem plan
 size large big space sizes largest bytes
-info metadata information permissions owner created
+info metadata information permissions owner created modified accessed
 allowed permitted may access touch reach
 multiple several together both many simultaneously
 weather temperature forecast rain sunny cold warm
