@@ -3,9 +3,10 @@
     python bench/tool_selection.py [--calibrate] [--words-only] [--decider NAME] [--misses]
 
 Labelled requests: tests/mcp/requests.jsonl (`tools`: any of them will do; none: no tool is needed). What was chosen and
-fitted looked at the calibration half; the table is of the others: `test`, by the hand that wrote the calibration half,
-`further` by another one, whose misses were looked at and two faults mended, and `last`, by that hand, asked after that. The catalogue is a recorded one,
-tests/golden/mcp/catalogue.json. A request is a miss too when its tool would be there but selection abstained.
+fitted looked at the calibration half. The table is of the others: `test`, by the hand that wrote the calibration half;
+`further`, by another hand, whose misses were looked at and two faults mended; `last`, by that hand, asked after that.
+The catalogue is a recorded one, tests/golden/mcp/catalogue.json. A request is a miss too when its tool would be there
+but selection abstained.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def main(arguments: Sequence[str]) -> None:
         if options.misses and is_wrong:
             print(f"  {row.request!r} wants {row.tools}: need {each.need:.3f}, {[t.model_name for t in each.tools]}")
     extra = {"threshold": threshold(rows, chosen)} if options.calibrate else {}
-    print(json.dumps({"halves": sorted({row.half for row in rows}), "words_only": options.words_only, **asdict(found), **extra}))
+    halves = sorted({row.half for row in rows})
+    print(json.dumps({"halves": halves, "words_only": options.words_only, **asdict(found), **extra}))
 
 
 if __name__ == "__main__":

@@ -208,7 +208,9 @@ def test_labelled_rows(bench: ModuleType, catalogue: Catalogue) -> None:
 
 
 def test_the_judged_rows(judged: Callable[[], Any]) -> None:
-    """139 that nothing was fitted to, 36 of which need no tool. The goal: 95 % found, 80 % abstained, 600 tokens. `python bench/tool_selection.py` prints these."""
+    """139 that nothing was fitted to, 36 of which need no tool. The goal: 95 % found, 80 % abstained, 600 tokens.
+    `python bench/tool_selection.py` prints such figures.
+    """
     found, chosen = judged()
     assert found.recall_at_5 >= 0.95
     assert found.abstained >= 0.80
