@@ -132,7 +132,7 @@ def main() -> None:
     print_report(report, labelled)
     chosen = Thresholds({name: one.threshold for name, one in report.routes.items()})
     choices = replay(held_out, policy, chosen)
-    points, comparisons = compared(eager.rows, choices, [WITH_SCHEMAS], margin=args.margin)
+    points, comparisons = compared(eager.rows, choices, policy, [WITH_SCHEMAS], margin=args.margin)
     point, against = points[f"always {WITH_SCHEMAS}"], comparisons[f"always {WITH_SCHEMAS}"]
     print(f"\nalways {WITH_SCHEMAS}, {eager.tools} tools: {baseline_text(point, against)}")
     print(f"computing the schemas, once: {json.dumps(eager.schemas.cost)}")

@@ -16,7 +16,7 @@ from heedful.errors import BadParameter, PolicyError
 from heedful.router.calibrate import RouteReport, bounded_threshold, calibrate, fit_routes
 from heedful.router.choose import Thresholds
 from heedful.router.curve import interval, oracle
-from heedful.router.outcomes import COSTS, Labelled, Outcome, Row, row_from_json
+from heedful.router.outcomes import COSTS, Labelled, Outcome, Row, row_from_json, served
 from heedful.router.policy import Policy
 from heedful.router.signals import Asked, signals_of
 from heedful.router.thresholds import thresholds_of, write_calibration
@@ -127,6 +127,37 @@ def test_a_report_by_hand(tmp_path: Path) -> None:
     assert saved.mean == pytest.approx(10 - 6.0)
     assert saved.low < saved.mean < saved.high
     assert len(report.curve) == 7
+
+
+def test_a_routed_row_is_answered_as_a_server_would(tmp_path: Path) -> None:
+    """A target that fails has its fallback answer, a draft that fails its check the one above: both are paid for."""
+    more = 'fallbacks: {small: big}\nrules: [{match: "^draft", to: draft}, {match: "^row", to: small}]\n'
+    draft = "  draft: {kind: local, model: d, verify: {exact: yes!}, escalate: big}\n  big:"
+    policy = policy_of(tmp_path, POLICY.replace("  big:", draft) + more)
+
+    def made(text: str, small: Outcome, drafted: str, forbidden: tuple[str, ...] = ()) -> Labelled:
+        asked = Asked.of_text(text)
+        outcomes = {"small": small, "draft": Outcome(False, cost(3.0), drafted), "big": Outcome(True, cost(10.0))}
+        kept = {name: one for name, one in outcomes.items() if name not in forbidden}
+        return Labelled(Row(asked, Exact(("x",))), signals_of(asked), forbidden, {}, cost(0.0), kept)
+
+    failed, wrong = Outcome(False, cost(1.0), failure="is down"), Outcome(False, cost(1.0), "no")
+    cases = (
+        (made("row a", failed, ""), "small", True, 11.0),
+        (made("row b", wrong, ""), "small", False, 1.0),
+        (made("row c", failed, "", ("big",)), "small", False, 1.0),
+        (made("draft d", wrong, "no"), "draft", True, 13.0),
+        (made("draft e", wrong, "yes!"), "draft", False, 3.0),
+    )
+    for row, target, is_right, joules in cases:
+        outcome = served(row, target, policy)
+        assert (outcome.is_right, outcome.cost["joules"]) == (is_right, joules), row.row.asked.text
+    held = [row for row, *_ in cases if not row.forbidden]
+    report = run([], held, policy)
+    assert report.routed.quality.mean == 2 / 4
+    assert report.routed.cost["joules"] is not None
+    assert report.routed.cost["joules"].mean == (11 + 1 + 13 + 3) / 4
+    assert report.baselines["always small"].quality.mean == 0.0
 
 
 def test_no_saving_is_claimed_where_quality_is_lost(tmp_path: Path) -> None:

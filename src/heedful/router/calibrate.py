@@ -21,7 +21,7 @@ import numpy as np
 from heedful.decide.calibrate import error_bound
 from heedful.router.choose import Choice, Chooser, Thresholds
 from heedful.router.curve import Comparison, Point, compared, point_of
-from heedful.router.outcomes import Labelled
+from heedful.router.outcomes import Labelled, served
 from heedful.router.policy import CALIBRATED, Policy, Route
 
 CERTAINTY = 0.95
@@ -74,13 +74,13 @@ def calibrate(
     chosen = Thresholds({name: one.threshold for name, one in routes.items()})
     comparable = [one for one in held_out if not one.forbidden]
     choices = replay(comparable, policy, chosen)
-    routed = point_of(comparable, choices)
-    baselines, comparisons = compared(comparable, choices, list(policy.targets), margin=margin)
+    routed = point_of(comparable, choices, policy)
+    baselines, comparisons = compared(comparable, choices, policy, list(policy.targets), margin=margin)
     curve = []
     for level in LEVELS:
         found = fit_routes(fitting, policy, level)
         at_level = Thresholds({name: one.threshold for name, one in found.items()})
-        curve.append((level, point_of(comparable, replay(comparable, policy, at_level))))
+        curve.append((level, point_of(comparable, replay(comparable, policy, at_level), policy)))
     return RouteReport(
         error=error,
         margin=margin,
@@ -110,12 +110,12 @@ def fit_routes(rows: Sequence[Labelled], policy: Policy, error: float) -> dict[s
 def _rows_of(
     rows: Sequence[Labelled], policy: Policy, route: Route, thresholds: Thresholds
 ) -> list[tuple[float, bool]]:
-    """(probability, whether its target is right) of the rows that this route would take."""
+    """(probability, whether the answer is right) of the rows that this route would take."""
     cause = f"route {policy.routes.index(route) + 1}"
     found = []
     for row, choice in zip(rows, replay(rows, policy, thresholds), strict=True):
         if choice.cause == cause and choice.p is not None and route.to in row.outcomes:
-            found.append((choice.p, row.outcomes[route.to].is_right))
+            found.append((choice.p, served(row, route.to, policy).is_right))
     return found
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heedful.router.choose import Choice
-from heedful.router.outcomes import COSTS, Labelled, Outcome
+from heedful.router.outcomes import COSTS, Labelled, Outcome, served
+from heedful.router.policy import Policy
 
 RESAMPLES = 2_000
 SEED = 1
@@ -52,25 +53,25 @@ class Comparison:
     """By COSTS, a row: baseline less routed."""
 
 
-def point_of(rows: Sequence[Labelled], choices: Sequence[Choice]) -> Point:
-    """`choices`: one a row. What the decider cost is in it, where it was asked."""
-    quality, costs = _routed(rows, choices)
+def point_of(rows: Sequence[Labelled], choices: Sequence[Choice], policy: Policy) -> Point:
+    """`choices`: one a row. What the decider cost is in it, where it was asked; so are answers that were not taken."""
+    quality, costs = _routed(rows, choices, policy)
     targets = [choice.target for choice in choices]
     shares = {name: targets.count(name) / len(targets) for name in dict.fromkeys(targets)} if targets else {}
     return Point(len(rows), interval(quality), _intervals(costs), shares)
 
 
 def compared(
-    rows: Sequence[Labelled], choices: Sequence[Choice], names: Sequence[str], *, margin: float
+    rows: Sequence[Labelled], choices: Sequence[Choice], policy: Policy, names: Sequence[str], *, margin: float
 ) -> tuple[dict[str, Point], dict[str, Comparison]]:
     """Baselines by name, and the routed rows against each. `names`: of all targets, the cheapest first."""
-    routed = _routed(rows, choices)
+    routed = _routed(rows, choices, policy)
     targets = [choice.target for choice in choices]
     shares = {name: targets.count(name) / max(1, len(targets)) for name in names}
-    columns = {f"always {name}": _columns(rows, [name] * len(rows)) for name in names}
+    columns = {f"always {name}": _columns([row.outcomes[name] for row in rows]) for name in names}
     columns["random"] = _mixed([columns[f"always {name}"] for name in names], [shares[name] for name in names])
     best = [oracle(row, names) for row in rows]
-    columns["oracle"] = _columns(rows, best)
+    columns["oracle"] = _columns([row.outcomes[name] for row, name in zip(rows, best, strict=True)])
     of_baseline = {f"always {name}": {name: 1.0} for name in names} | {"random": shares}
     of_baseline["oracle"] = {name: best.count(name) / max(1, len(best)) for name in names}
     points = {
@@ -111,18 +112,18 @@ Columns = tuple[Floats, Mapping[str, Floats | None]]
 """(right or not, cost by COSTS), a row each."""
 
 
-def _routed(rows: Sequence[Labelled], choices: Sequence[Choice]) -> Columns:
-    routers = [row.router if choice.answers else None for row, choice in zip(rows, choices, strict=True)]
-    return _columns(rows, [choice.target for choice in choices], routers)
+def _routed(rows: Sequence[Labelled], choices: Sequence[Choice], policy: Policy) -> Columns:
+    pairs = list(zip(rows, choices, strict=True))
+    routers = [row.router if choice.answers else None for row, choice in pairs]
+    return _columns([served(row, choice.target, policy) for row, choice in pairs], routers)
 
 
 def _columns(
-    rows: Sequence[Labelled], targets: Sequence[str], routers: Sequence[Mapping[str, float | None] | None] | None = None
+    outcomes: Sequence[Outcome], routers: Sequence[Mapping[str, float | None] | None] | None = None
 ) -> Columns:
-    """`routers`: what asking the decider cost, a row each; None: it was not asked."""
-    outcomes = [row.outcomes[target] for row, target in zip(rows, targets, strict=True)]
+    """`outcomes`: one a row; `routers`: what asking the decider cost, one a row; None: it was not asked."""
     quality = np.array([one.is_right for one in outcomes], dtype=np.float64)
-    asking = routers or [None] * len(rows)
+    asking = routers or [None] * len(outcomes)
     return quality, {name: _column(name, outcomes, asking) for name in COSTS}
 
 

@@ -125,6 +125,21 @@ async def outcome_of(target: Target, asked: Asked, check: Check) -> Outcome:
     return Outcome(not failure and check.passes(text), cost_of(entry.spent), text, failure)
 
 
+def served(row: Labelled, target: str, policy: Policy) -> Outcome:
+    """What the caller gets where the policy sends the row to `target`: the answer of its fallback where it fails, of
+    who stands above it where the draft fails its check; and the cost of both."""
+    outcome, draft = row.outcomes[target], policy.targets[target].draft
+    other = None
+    if outcome.failure:
+        other = policy.fallbacks.get(target)
+    elif draft is not None and not draft.check.passes(outcome.text):
+        other = draft.escalate
+    if other is None or other not in row.outcomes:
+        return outcome
+    second = row.outcomes[other]
+    return replace(second, cost={name: _sum([outcome.cost[name], second.cost[name]]) for name in COSTS})
+
+
 async def _judged(
     asked: Asked, policy: Policy, ask: Ask | None
 ) -> tuple[Mapping[str, Answer], Mapping[str, float | None]]:
