@@ -25,7 +25,7 @@ from torch import Tensor
 
 from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
-from heedful.train.fast import fuse_norms, keep_freed_memory
+from heedful.train.fast import fuse_layers, keep_freed_memory
 from heedful.train.loss import summed_loss
 from heedful.train.network import fresh_decoder, hf_tensors
 from heedful.train.optim import Optimizer
@@ -70,7 +70,7 @@ Step = Callable[[Tensor, Tensor], float]
 def our_step(config: ModelConfig, case: Case) -> Step:
     keep_freed_memory()
     decoder = fresh_decoder(config, 0)
-    fuse_norms(decoder)
+    fuse_layers(decoder)
     optimizer = Optimizer(decoder, OptimSettings(lr=LR))
     lengths = [length for row in case.rows for length in row]
     order = np.argsort(lengths, kind="stable")  # as in_parts lays them

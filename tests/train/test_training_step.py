@@ -16,9 +16,8 @@ from heedful.kernels.attention import DenseAttend
 from heedful.kernels.text_attention import PackedCausalAttend
 from heedful.models.config import ModelConfig
 from heedful.models.decoder import Decoder
-from heedful.models.layers import RMSNorm
 from heedful.train.batches import IGNORED, Batch, arrays
-from heedful.train.fast import _rms_norm
+from heedful.train.fast import fuse_layers
 from heedful.train.loop import begin, complete
 from heedful.train.loss import summed_loss
 from heedful.train.network import fresh_decoder, hf_tensors, matrix_parts
@@ -97,19 +96,23 @@ def test_a_document_does_not_depend_on_what_it_is_packed_with(run: RunFiles) -> 
         assert torch.allclose(rows, hidden, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(20, 32), (5, 4, 8)])
-def test_fused_norms_and_their_gradients_equal_the_plain_ones(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_fused_layers_and_their_gradients_equal_the_plain_ones(qk_norm: bool) -> None:
+    config = replace(small_config(), qk_norm=qk_norm)
+    lengths = [7, 1, 4]
+    positions = torch.cat([torch.arange(length) for length in lengths])
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=draw, requires_grad=True)
-    grad = torch.randn(shape, generator=draw)
-    norm = RMSNorm(shape[-1], 1e-3)
-    with torch.no_grad():
-        norm.weight.normal_(1, 0.3, generator=draw)
+    ids = torch.randint(0, 290, positions.shape, generator=draw)
+    grad = torch.randn(len(ids), config.hidden_size, generator=draw, dtype=torch.float64)
     found = []
-    for y in (norm(x), _rms_norm(norm, x)):
-        found.append([y.detach(), *torch.autograd.grad(y, [x, norm.weight], grad)])
+    for fuse in (lambda decoder: None, fuse_layers):
+        decoder = fresh_decoder(config, 0).double()
+        fuse(decoder)
+        hidden = decoder(ids, positions, PackedCausalAttend(lengths))
+        hidden.backward(grad)
+        found.append([hidden.detach(), *(parameter.grad for parameter in decoder.parameters())])
     for plain, fused in zip(*found, strict=True):
-        assert torch.allclose(plain, fused, atol=1e-6, rtol=1e-5)
+        assert torch.allclose(plain, fused, atol=1e-9, rtol=1e-9)
 
 
 # ---- a step

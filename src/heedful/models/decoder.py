@@ -36,6 +36,7 @@ class Attention(nn.Module):
         self.out = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.out_bias)
         self.q_norm = make_norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = make_norm(config, self.head_dim) if config.qk_norm else None
+        self.rotate = rotate
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)  # (T, H + 2K, D)
@@ -44,7 +45,7 @@ class Attention(nn.Module):
             q, k = qk.split((self.heads, self.kv_heads), dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         if rotary is not None:
-            qk = rotate(qk, *rotary)
+            qk = self.rotate(qk, *rotary)
         q, k = qk.split((self.heads, self.kv_heads), dim=1)
         out = attend(self.layer, q, k, v, window=self.window, scale=self.scale, softcap=self.softcap)
         return self.out(out.reshape(len(x), -1))  # type: ignore[no-any-return]

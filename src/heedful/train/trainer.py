@@ -20,7 +20,7 @@ from heedful.train.batches import IGNORED, AnyUnit, Batch, Segment, arrays, coun
 from heedful.train.chat_store import chat_of
 from heedful.train.checkpoint import Arrays
 from heedful.train.choices import choice_figures, read_choices
-from heedful.train.fast import fuse_norms
+from heedful.train.fast import fuse_layers
 from heedful.train.learner import Ahead, BatchFacts, BestBy, Learner, LearnerSize, prepare_process, step_seed
 from heedful.train.loss import summed_loss
 from heedful.train.network import generated, recompute_in_backward
@@ -48,7 +48,7 @@ class Trainer(Learner):
         self.config, self.decoder = self.model.config, self.model.decoder
         self.weights_file, self.stored_exactly = self.model.weights_file, self.model.stored_exactly
         self._choices = read_choices(run.settings.run.eval_choices, run.tokenizer, self.config.context_len)
-        fuse_norms(self.decoder)
+        fuse_layers(self.decoder)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.decoder)
         matrices = self.model.matrices
