@@ -47,7 +47,6 @@ from heedful.decide.labelled_rows import is_held_out
 from heedful.decide.load import load_decider
 from heedful.engine.embedder import load_embedder
 from heedful.engine.llm import LLM
-from heedful.errors import ContextOverflow
 from heedful.router.calibrate import calibrate, replay
 from heedful.router.choose import Choice, Thresholds
 from heedful.router.curve import compared
@@ -212,12 +211,12 @@ async def _eager(small: Target, held_out: Sequence[Labelled], tools: list[JSON])
         asked = replace(asked, salt="schemas", tools=tools, body={**asked.body, "tools": tools})
         return await outcome_of(calling, asked, one.row.check)
 
-    while True:
-        try:
-            schemas = await outcome(held_out[0])
-            break
-        except ContextOverflow:
-            tools = tools[:-1]
+    schemas = await outcome(held_out[0])
+    while schemas.failure:  # too long for the context
+        tools = tools[:-1]
+        assert tools, schemas.failure
+        schemas = await outcome(held_out[0])
+    print(f"{len(tools)} schemas computed, {schemas.cost['seconds']:.0f} s", file=sys.stderr, flush=True)
     told, rows = _progress("small with all schemas", len(held_out)), []
     for one in held_out:
         rows.append(replace(one, outcomes={**one.outcomes, WITH_SCHEMAS: await outcome(one)}))
