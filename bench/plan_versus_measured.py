@@ -2,10 +2,11 @@
 
     python bench/plan_versus_measured.py [--requests 60] [--context 600] [--shared 384] [--prefixes 4] [--output 48]
 
-Calibration first, by itself: `heedful bench --save` in one thread. Then, for one and for two `heedful serve` of a
-thread each behind `heedful serve --router`: the same seeded Poisson arrivals as in the simulation, at `--load` of what
-the plan says they can take; and all requests at once. A table, and a JSON line last. It wants a quiet machine with two
-cores: what else runs there is in the measured column alone.
+For one and for two replicas, calibration first, by itself: as many `heedful bench --save` of a thread at once, for what
+shares a machine shares its memory. Then as many `heedful serve` of a thread each behind `heedful serve --router`: the
+same seeded Poisson arrivals as in the simulation, at `--load` of what the plan says they can take; and all requests at
+once. A table, and a JSON line last. It wants a quiet machine with two cores: what else runs there, the router and this
+client too, is in the measured column alone.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ AT_ONCE = 1e9
 def main() -> None:
     args = _arguments()
     shape = KNOWN[MODEL].shape()
-    speed = measured_speed(_calibrated(), shape)
     rows = []
     for replicas in (1, 2):
+        speed = measured_speed(_calibrated(replicas), shape)
         with ExitStack() as held:
             url = _fleet(replicas, held)
             workload = _as_it_is(url, args)
@@ -64,14 +65,16 @@ def main() -> None:
     print(json.dumps({"rows": rows, "speed": speed.source}))
 
 
-def _calibrated() -> dict[str, Any]:
+def _calibrated(replicas: int) -> dict[str, Any]:
+    """What one measures while the others do."""
+    contexts = [f"--context={n}" for n in (64, 512, 1024, 2048)]
+    batches = [f"--batch={n}" for n in (1, 2, 4, 8, 16, 32)]
+    command = [sys.executable, "-m", "heedful", "bench", MODEL, "--threads", "1", *contexts, *batches]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "bench.json"
-        contexts = [f"--context={n}" for n in (64, 512, 1024, 2048)]
-        batches = [f"--batch={n}" for n in (1, 2, 4, 8, 16, 32)]
-        command = [sys.executable, "-m", "heedful", "bench", MODEL, "--threads", "1", "--save", str(file), *contexts]
-        subprocess.run([*command, *batches], check=True, stdout=subprocess.DEVNULL)
-        found: dict[str, Any] = json.loads(file.read_text())
+        files = [Path(folder) / f"{number}.json" for number in range(replicas)]
+        running = [subprocess.Popen([*command, "--save", str(file)], stdout=subprocess.DEVNULL) for file in files]
+        assert [process.wait() for process in running] == [0] * replicas
+        found: dict[str, Any] = json.loads(files[0].read_text())
         return found
 
 
