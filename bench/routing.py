@@ -1,6 +1,6 @@
 """What routing saves on a mixed load whose answers can be checked, against always small and always big.
 
-    python bench/routing.py [--rows 154] [--error 0.2] [--margin 0.05] [--schema-tools 60]
+    python bench/routing.py [--rows 176] [--error 0.2] [--margin 0.05] [--schema-tools 60]
 
 The load is generated (routing_load.py): arithmetic, logic, lookups, classification, small talk. Who may answer, the
 cheapest first: tools over MCP (routing_tools.py: a shelf and a calculator, a process of their own), a decision
@@ -38,7 +38,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import perf_counter, sleep
 
-from routing_load import MOST_ROWS, load
+from routing_load import KINDS, MOST_ROWS, load
 from routing_tools import TOOLS, called
 
 from heedful.cli.route_tables import baseline_text, print_report
@@ -146,13 +146,13 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=154)
+    parser.add_argument("--rows", type=int, default=176)
     parser.add_argument("--error", type=float, default=0.2)
     parser.add_argument("--margin", type=float, default=0.05)
     parser.add_argument("--schema-tools", type=int, default=60, help="at most; fewer where the context is too short")
     args = parser.parse_args()
-    if not 1 <= args.rows <= MOST_ROWS:
-        parser.error(f"--rows is from 1 to {MOST_ROWS}")
+    if not len(KINDS) <= args.rows <= MOST_ROWS:
+        parser.error(f"--rows is from {len(KINDS)} to {MOST_ROWS}")
     return args
 
 
@@ -179,7 +179,7 @@ def _schemas(count: int) -> list[JSON]:
 async def _asked(
     policy: Policy, rows: Sequence[Row], held: Sequence[bool], tools: list[JSON]
 ) -> tuple[list[Labelled], Eager]:
-    """(every row with every target's outcome, the held-out ones with that of the small model with schemas)"""
+    """(every row with every target's outcome, what the small model with schemas makes of the held-out ones)"""
     assert policy.decision is not None
     still = replace(policy, decision=replace(policy.decision, calibration=None))
     settings = ServerSettings(models=policy.local_models, most_models_loaded=4, idle_unload_seconds=None)
