@@ -228,7 +228,7 @@ def test_keys_are_the_replicas_own(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"models": ["m"], "replicas": 2, "autoscaling": {}}, "does not go with replicas"),
         ({"models": ["m"], "autoscaling": {"least": 5, "most": 2}}, "a least of 5 and a most of 2"),
         ({"models": ["m"], "autoscaling": 3}, "must map names to values"),
-        ({"models": ["m"], "routing": "luck"}, "must be one of affinity, power_of_two"),
+        ({"models": ["m"], "routing": "luck"}, "must be one of affinity, power_of_two, random"),
         ({"models": ["m"], "kv": "q9"}, "q9"),
         ({"models": ["m"], "api_keys_env": "NO_SUCH_KEYS"}, "NO_SUCH_KEYS is not in the environment"),
     ],

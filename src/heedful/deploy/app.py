@@ -20,6 +20,8 @@ from heedful.deploy.settings import DeploySettings, settings_from_args
 
 ENGINE = "Engine"
 HEALTH_PERIOD_S = 5.0
+ROUTERS = {"affinity": "AffinityRouter", "random": "RandomRouter"}
+"""Other than Serve's own, by the names that settings give them."""
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -55,8 +57,8 @@ def _engine(settings: DeploySettings) -> serve.Application:
         "health_check_period_s": HEALTH_PERIOD_S,
         "graceful_shutdown_timeout_s": settings.drain_s,
     }
-    if settings.routing == "affinity":
-        router = "heedful.deploy.request_router.AffinityRouter"
+    if settings.routing in ROUTERS:
+        router = f"heedful.deploy.request_router.{ROUTERS[settings.routing]}"
         options["request_router_config"] = RequestRouterConfig(request_router_class=router)
     scaling = settings.autoscaling
     if scaling is None:

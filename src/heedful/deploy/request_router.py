@@ -1,7 +1,10 @@
-"""router/affinity.py as a request router of Ray Serve. Each process that asks has one, and knows what it sent."""
+"""Request routers of Ray Serve: router/affinity.py, and chance, to compare it with. Each process that asks has one, and
+knows what it sent.
+"""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
@@ -70,3 +73,13 @@ class AffinityRouter(RequestRouter):
         found = self._open.pop(request, None)
         if found is not None:
             self._affinity.end(found[0])
+
+
+class RandomRouter(RequestRouter):
+    """Any replica that has room, whatever is asked and whatever it has to do."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        available = self.select_available_replicas(candidate_replicas)
+        return [[random.choice(available)] if available else []]

@@ -11,7 +11,7 @@ from typing import Any
 from heedful.errors import BadParameter
 from heedful.request import CachePolicy
 
-ROUTINGS = ("affinity", "power_of_two")
+ROUTINGS = ("affinity", "power_of_two", "random")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DeploySettings:
     autoscaling: Autoscaling | None = None
     """In the place of `replicas`."""
     routing: str = "affinity"
-    """Or "power_of_two": Ray Serve's own, which knows nothing of prefixes."""
+    """Or "power_of_two", Ray Serve's own, which knows nothing of prefixes; or "random", to compare."""
     cpus: int = 1
     """Threads of a replica, and what Ray keeps for it."""
     context: int | None = None
