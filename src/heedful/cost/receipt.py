@@ -158,8 +158,14 @@ def _short(number: float) -> str:
 
 def summed(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of receipts as JSON: numbers added up, at every depth; of what was held at most, the most; of the rest the first.
-    Left out is what adds up to nothing: rates, and why no more of a prompt was there already."""
-    total = {key: value for key, value in receipts[0].items() if key not in ("tokens_per_second", "prefix")}
+    Left out is what adds up to nothing: rates, and why no more of a prompt was there already. Visits that a prefix
+    saved do add up.
+    """
+    total = {
+        key: value
+        for key, value in receipts[0].items()
+        if key != "tokens_per_second" and (key != "prefix" or isinstance(value, int))
+    }
     for key, first in total.items():
         values = [receipt[key] for receipt in receipts]
         if isinstance(first, Mapping) and key not in ("policy", "quality"):
