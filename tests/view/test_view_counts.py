@@ -81,6 +81,13 @@ def test_steps_sum_to_the_receipt_and_to_a_mask(model: Path, name: str) -> None:
     ]
 
 
+def test_planned_steps_have_room_for_rows_of_any_format() -> None:
+    config = policy_cases.config_of([None], heads=4, kv_heads=2, head_dim=32)
+    cache = policy_cases.plain_cache(config.windows, 2, 32, capacity_tokens=4096, default="q4")
+    steps = planned_steps(config, cache, CachePolicy(kv_format="f32"), 1500, 0, 1600)
+    assert steps[-1].end == 1600
+
+
 @settings(max_examples=30, deadline=None)
 @given(policy=policy_cases.policies, prompt=st.integers(1, 900), output=st.integers(1, 60), data=st.data())
 def test_planned_steps_are_what_a_meter_counts(policy: CachePolicy, prompt: int, output: int, data: Any) -> None:

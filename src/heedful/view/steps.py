@@ -107,7 +107,7 @@ def planned_steps(
         lambda form: plain_layout(form, config.num_kv_heads, config.head_dim),
         default=cache.default,
         numbers=tuple(KV_ROW_BYTES),
-        capacity_tokens=2 * (computed_len + TOKEN_BUDGET),
+        capacity_tokens=8 * (computed_len + TOKEN_BUDGET),  # of the default format: f32 takes seven times as much as q4
     )
     sequence = Sequence(Request((0,) * prompt_len, policy=policy), [0] * computed_len, cached_len=cached_len)
     steps: list[Step] = []
