@@ -18,7 +18,7 @@ MODULES = {
 }
 
 RANKS = {
-    **dict.fromkeys(["errors", "request", "hardware"], 0),
+    **dict.fromkeys(["errors", "request", "hardware", "listening"], 0),
     **dict.fromkeys(["kernels", "text"], 1),
     **dict.fromkeys(["models", "cache", "sampling"], 2),
     **dict.fromkeys(["weights", "cost"], 3),

@@ -77,7 +77,7 @@ class _Watching(Carried):
     met: dict[str, Tensor]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **facts: object) -> Tensor:
-        out = super().__call__(layer, q, k, v, **facts)  # type: ignore[arg-type]
+        out = super().__call__(layer, q, k, v, **facts)
         if layer == LAYER and self.off is None:
             self.met = {"q": q, "k": k, "v": v, "out": out}
         if self.off is not None and self.off[0] == layer:
@@ -89,7 +89,7 @@ class _Watching(Carried):
 @torch.inference_mode()
 def follow() -> Followed:
     llm = LLM("smollm2", runner="torch")
-    network, config, tokenizer = llm.engine.runner.decoder, llm.config, llm.tokenizer  # type: ignore[attr-defined]
+    network, config, tokenizer = llm.engine.runner.decoder, llm.config, llm.tokenizer
     ids = tokenizer.encode(PROMPT)
     states: list[Tensor] = []
     parts: dict[str, Tensor] = {}
@@ -131,17 +131,17 @@ def follow() -> Followed:
 
 def _best(tokenizer: object, logits: Tensor, count: int) -> list[tuple[str, float, float]]:
     shares, top = logits.softmax(-1), logits.topk(count).indices.tolist()
-    return [(tokenizer.decode([one]), float(logits[one]), float(shares[one])) for one in top]  # type: ignore[attr-defined]
+    return [(tokenizer.decode([one]), float(logits[one]), float(shares[one])) for one in top]
 
 
-def _lens(network, tokenizer, layer: int, state: Tensor, answer: int) -> tuple[int, str, float, float, int]:  # type: ignore[no-untyped-def]
+def _lens(network, tokenizer, layer: int, state: Tensor, answer: int) -> tuple[int, str, float, float, int]:
     shares = network.logits(network.norm(state[None]))[0].softmax(-1)
     top = int(shares.argmax())
     rank = 1 + int((shares > shares[answer]).sum())
     return layer, tokenizer.decode([top]), float(shares[top]), float(shares[answer]), rank
 
 
-def _without_head(network, tokenizer, ids: list[int]) -> list[tuple[str, float, float]]:  # type: ignore[no-untyped-def]
+def _without_head(network, tokenizer, ids: list[int]) -> list[tuple[str, float, float]]:
     watching = _Watching(network.config)
     watching.off = (LAYER, HEAD)
     logits = network.logits(network(torch.tensor(ids), torch.arange(len(ids)), watching))[-1]

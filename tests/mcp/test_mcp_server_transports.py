@@ -19,11 +19,12 @@ import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
+from heedful.listening import listen
 from heedful.mcp.config import config_from_json
 from heedful.mcp.manager import McpManager
 from heedful.mcp.server import make_server
 from heedful.mcp.server_files import Roots
-from heedful.mcp.server_http import HttpSettings, listen, make_app, url_of
+from heedful.mcp.server_http import HttpSettings, make_app, url_of
 from heedful.mcp.server_models import ModelNames, ServedModels
 from heedful.mcp.server_tools import heedful_tools
 from heedful.testing import make_tiny_model
@@ -151,7 +152,7 @@ class HttpServer:
         import uvicorn
 
         chosen = HttpSettings(port=0, **settings)
-        listening = listen(chosen)
+        listening = listen(chosen.host, chosen.port)
         self.url = url_of(listening)
 
         async def serve() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from heedful.decide.load import load_decider
 from heedful.engine.embedder import Embedder, load_embedder
 from heedful.engine.llm import LLM
+from heedful.listening import listen
 from heedful.router.policy import Policy
 from heedful.server.app import make_app
 from heedful.server.pool import LoadDecider
-from heedful.server.run import Server, listen, make_server
+from heedful.server.run import Server, make_server
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState
 
@@ -48,7 +49,7 @@ def start_server(
         return load_embedder(str(model_dir), threads=1)
 
     app = make_app(chosen, load, load_vectors, load_decider, policy)
-    listening = listen(chosen)
+    listening = listen(chosen.host, chosen.port)
     server = make_server(app, chosen)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

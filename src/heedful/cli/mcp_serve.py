@@ -120,12 +120,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 async def _http(names: ModelNames, roots: Roots, settings: HttpSettings) -> None:
+    from heedful.listening import listen
     from heedful.mcp.server import make_server
-    from heedful.mcp.server_http import listen, serve_http, url_of
+    from heedful.mcp.server_http import serve_http, url_of
     from heedful.mcp.server_models import ServedModels
     from heedful.mcp.server_tools import heedful_tools
 
-    listening = listen(settings)
+    listening = listen(settings.host, settings.port)
     models = ServedModels(names)
     print(f"heedful: MCP at {url_of(listening)}", file=sys.stderr, flush=True)
     if not settings.api_keys and not settings.is_loopback:

@@ -98,8 +98,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP: OpenAI's, Anthropic's and System One's APIs, metrics, and a page to chat at /."""
     require_server()
+    from heedful.listening import listen
     from heedful.server.app import make_app
-    from heedful.server.run import listen
     from heedful.server.run import serve as run
     from heedful.server.settings import ServerSettings
 
@@ -124,7 +124,7 @@ def serve(
         drain_seconds=_within("--drain", drain, 0, 3600),
         history_path=None if no_history else str(history or _default_history()),
     )
-    listening = listen(settings)  # before minutes of loading
+    listening = listen(settings.host, settings.port)  # before minutes of loading
     loader = _Loader(
         settings,
         {

@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from heedful.errors import BadParameter
-
 if TYPE_CHECKING:
     from mcp.server import Server
     from starlette.applications import Starlette
@@ -51,23 +49,6 @@ class HttpSettings:
     @property
     def is_loopback(self) -> bool:
         return self.host in ("127.0.0.1", "localhost", "::1")
-
-
-def listen(settings: HttpSettings) -> socket.socket:
-    """Raises BadParameter where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((settings.host, settings.port))
-    except socket.gaierror as error:
-        listening.close()
-        raise BadParameter("--host", f"{settings.host!r:.100} is no address: {error.strerror}") from error
-    except OSError as error:
-        listening.close()
-        where = f"{settings.host}:{settings.port}"
-        raise BadParameter("--port", f"{where} cannot be had: {error.strerror}", "Choose another one.") from error
-    return listening
 
 
 def url_of(listening: socket.socket) -> str:

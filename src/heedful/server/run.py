@@ -11,7 +11,6 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from heedful.errors import BadParameter
 from heedful.server.settings import MOST_BODY_BYTES, MOST_HEADER_BYTES, ServerSettings
 from heedful.server.state import ServerState
 
@@ -112,20 +111,3 @@ def make_server(app: Starlette, settings: ServerSettings) -> Server:
 def serve(app: Starlette, settings: ServerSettings, listening: socket.socket) -> None:
     """Until SIGINT or SIGTERM."""
     make_server(app, settings).run(sockets=[listening])
-
-
-def listen(settings: ServerSettings) -> socket.socket:
-    """Raises BadParameter where the address cannot be had."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((settings.host, settings.port))
-    except socket.gaierror as error:
-        listening.close()
-        raise BadParameter("--host", f"{settings.host!r:.100} is no address: {error.strerror}") from error
-    except OSError as error:
-        listening.close()
-        where = f"{settings.host}:{settings.port}"
-        raise BadParameter("--port", f"{where} cannot be had: {error.strerror}", "Choose another one.") from error
-    return listening

@@ -21,10 +21,11 @@ from mcp_types import (
 )
 
 from heedful.errors import UsageError
+from heedful.listening import listen
 from heedful.mcp.server import make_server
 from heedful.mcp.server_call import Call, Done, ServerTool
 from heedful.mcp.server_files import Roots
-from heedful.mcp.server_http import HttpSettings, listen, serve_http
+from heedful.mcp.server_http import HttpSettings, serve_http
 from heedful.mcp.server_models import ModelNames, ServedModels
 from heedful.mcp.server_tools import heedful_tools
 
@@ -113,7 +114,7 @@ async def main(port: int) -> None:
     settings = HttpSettings(port=port)
     models = ServedModels(ModelNames("smollm2", "heedful-decider", "minilm"))
     server = make_server([*heedful_tools(models, Roots([])), *suite_tools()])
-    await serve_http(server, settings, listen(settings))
+    await serve_http(server, settings, listen(settings.host, settings.port))
 
 
 if __name__ == "__main__":
