@@ -35,7 +35,7 @@ def serve(
     embedder: Annotated[str, typer.Option(help="Makes vectors.")] = "minilm",
     root: Annotated[
         list[Path] | None,
-        typer.Option("--root", help="A folder whose text files may be summarized; may be given again."),
+        typer.Option("--root", help="A folder whose files may be read and summarized; may be given again."),
     ] = None,
     http: Annotated[bool, typer.Option("--http", help="Streamable HTTP in place of stdin and stdout.")] = False,
     host: Annotated[str | None, typer.Option(help="With --http: address to listen on (127.0.0.1).")] = None,
@@ -48,8 +48,8 @@ def serve(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Processors to use; default: all.")] = None,
 ) -> None:
-    """Offer generate, decide, classify, embed, cost and, with --root, summarize to any MCP client. Over stdio stdout is
-    the protocol's; with --http requests must carry a key of HEEDFUL_API_KEY, where it is set."""
+    """Offer generate, decide, classify, embed, cost and, with --root, summarize and the files themselves to any MCP
+    client. Over stdio stdout is the protocol's; with --http requests must carry a key of HEEDFUL_API_KEY, where set."""
     from importlib.util import find_spec
 
     if find_spec("mcp") is None:
@@ -100,9 +100,9 @@ def _keys() -> tuple[str, ...]:
 
 
 async def _stdio(names: ModelNames, roots: Roots) -> None:
-    from heedful.mcp.server import make_server, serve_stdio
+    from heedful.mcp.server import serve_stdio
     from heedful.mcp.server_models import ServedModels
-    from heedful.mcp.server_tools import heedful_tools
+    from heedful.mcp.server_offer import heedful_server
 
     if sys.stdin.isatty():
         print("heedful: speaking MCP on stdin and stdout, for a program at the other end; Ctrl-C ends", file=sys.stderr)
@@ -110,7 +110,7 @@ async def _stdio(names: ModelNames, roots: Roots) -> None:
     signal.signal(signal.SIGINT, _leave)
     models = ServedModels(names)
     try:
-        await serve_stdio(make_server(heedful_tools(models, roots)))
+        await serve_stdio(heedful_server(models, roots))
     finally:
         await models.close()
 
@@ -121,10 +121,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 async def _http(names: ModelNames, roots: Roots, settings: HttpSettings) -> None:
     from heedful.listening import listen
-    from heedful.mcp.server import make_server
     from heedful.mcp.server_http import serve_http, url_of
     from heedful.mcp.server_models import ServedModels
-    from heedful.mcp.server_tools import heedful_tools
+    from heedful.mcp.server_offer import heedful_server
 
     listening = listen(settings.host, settings.port)
     models = ServedModels(names)
@@ -133,6 +132,6 @@ async def _http(names: ModelNames, roots: Roots, settings: HttpSettings) -> None
         message = f"heedful: anybody who reaches this address can use it; {KEY_VARIABLE} asks for a key"
         print(message, file=sys.stderr, flush=True)
     try:
-        await serve_http(make_server(heedful_tools(models, roots)), settings, listening)
+        await serve_http(heedful_server(models, roots), settings, listening)
     finally:
         await models.close()

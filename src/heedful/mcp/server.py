@@ -1,6 +1,7 @@
-"""heedful as an MCP server: records of tools behind the official SDK's protocol, both revisions, stdio and HTTP.
+"""heedful as an MCP server: records of tools, prompts and resources behind the official SDK's protocol, both revisions,
+stdio and HTTP.
 
-    server = make_server(heedful_tools(models, roots))
+    server = make_server(heedful_tools(models, roots), heedful_prompts(names, roots), [FileResources(roots)])
     await serve_stdio(server)            # stdout is the protocol's alone: the SDK leads stray prints to stderr
 
 What a caller did wrong comes back as a tool's error with its remedy, so that a model can mend it; what is a fault of
@@ -11,31 +12,54 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Any
 
 from heedful import __version__
 from heedful.errors import ContextOverflow, HeedfulError
 from heedful.mcp.arguments import fitted, parsed
 from heedful.mcp.server_call import JSON, Call, Done, ServerTool
+from heedful.mcp.server_completion import add_completion
+from heedful.mcp.server_log import add_logging
+from heedful.mcp.server_prompts import ServerPrompt, add_prompts
+from heedful.mcp.server_questions import NeedsInput
+from heedful.mcp.server_resources import ResourceSource, add_resources
 from heedful.mcp.server_tools import INSTRUCTIONS
+from heedful.mcp.server_watch import add_watching
 from heedful.mcp.signature import signature
 
 if TYPE_CHECKING:
     from mcp.server import Server, ServerRequestContext
-    from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, Tool
+    from mcp_types import (
+        CallToolRequestParams,
+        CallToolResult,
+        InputRequiredResult,
+        ListToolsResult,
+        PaginatedRequestParams,
+        Tool,
+    )
 
 log = logging.getLogger("heedful.mcp")
 
 RECEIPT_KEY = "heedful/receipt"
 """Of a result's _meta."""
 LIST_TTL_MS = 60_000
-"""For which clients may believe the list of tools; it never changes while the server runs."""
+"""For which clients may believe the lists of tools, prompts and templates; they never change while the server runs."""
+FRESH_MS = 0
+"""Files do."""
 
 
-def make_server(tools: Iterable[ServerTool], instructions: str = INSTRUCTIONS) -> Server[Any]:
+def make_server(
+    tools: Iterable[ServerTool],
+    prompts: Sequence[ServerPrompt] = (),
+    resources: Sequence[ResourceSource] = (),
+    instructions: str = INSTRUCTIONS,
+) -> Server[Any]:
     from mcp.server import Server
     from mcp.server.caching import CacheHint
+    from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 
     by_name = {tool.name: tool for tool in tools}
     listed = [_listed(tool) for tool in by_name.values()]
@@ -47,25 +71,51 @@ def make_server(tools: Iterable[ServerTool], instructions: str = INSTRUCTIONS) -
 
         return ListToolsResult(tools=listed)
 
-    async def call_tool(context: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
-        return await called(by_name, params.name, params.arguments or {}, Call(context))
+    async def call_tool(
+        context: ServerRequestContext[Any, Any], params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        return await called(by_name, params.name, params.arguments or {}, Call.of(context, params))
 
-    return Server(
+    lasting = CacheHint(LIST_TTL_MS, "public")
+    server = Server[Any](
         "heedful",
         version=__version__,
         title="heedful",
         instructions=instructions,
         cache_hints={
-            "tools/list": CacheHint(LIST_TTL_MS, "public"),
-            "server/discover": CacheHint(LIST_TTL_MS, "public"),
+            "tools/list": lasting,
+            "prompts/list": lasting,
+            "resources/templates/list": lasting,
+            "server/discover": lasting,
+            "resources/list": CacheHint(FRESH_MS, "private"),
+            "resources/read": CacheHint(FRESH_MS, "private"),
         },
         get_tool_input_schema=lambda name: by_name[name].parameters if name in by_name else None,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+    state = RequestStateSecurity(keys=[token_bytes(32)], bind_principal=_key_of)
+    server.middleware.append(RequestStateBoundary(state, default_audience=server.name))
+    add_logging(server)
+    if prompts:
+        add_prompts(server, prompts)
+    if resources:
+        add_resources(server, resources)
+        add_watching(server, resources)
+    if prompts or resources:
+        add_completion(server, prompts, resources)
+    return server
 
 
-async def called(tools: Mapping[str, ServerTool], name: str, given: Mapping[str, Any], call: Call) -> CallToolResult:
+def _key_of(context: ServerRequestContext[Any, Any]) -> str | None:
+    """Over HTTP a request is continued with the key that began it."""
+    given = context.request.headers.get("authorization") if context.request is not None else None
+    return None if given is None else sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def called(
+    tools: Mapping[str, ServerTool], name: str, given: Mapping[str, Any], call: Call
+) -> CallToolResult | InputRequiredResult:
     """Raises the SDK's MCPError for a tool that is not there; whatever else goes wrong is a result."""
     from mcp import MCPError
     from mcp_types import INVALID_PARAMS, CallToolResult
@@ -77,6 +127,8 @@ async def called(tools: Mapping[str, ServerTool], name: str, given: Mapping[str,
         done = await tool.run(checked_arguments(tool, given), call)
     except HeedfulError as error:
         return failed(words(error, can_cut="truncate" in tool.parameters["properties"]))
+    except NeedsInput as needed:
+        return needed.result()
     except MCPError:
         raise
     except Exception as error:  # a bug of a tool must not take the server down

@@ -1,4 +1,4 @@
-"""What a tool of an MCP server of ours is, and what one call of it is handed. Knows no model and no transport."""
+"""What a tool of an MCP server of ours is, and what one request is handed. Knows no model and no transport."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from heedful.mcp.server_log import tell
+from heedful.mcp.server_questions import Asker
+
 if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
-    from mcp_types import CallToolResult
+    from mcp_types import CallToolResult, InputResponseRequestParams, LoggingLevel
 
 JSON = dict[str, Any]
 REPORT_EVERY_S = 0.1
@@ -27,11 +30,17 @@ class Done:
 
 @dataclass
 class Call:
-    """One call. Whoever makes it may leave: then the task that runs the tool is cancelled."""
+    """One call of a tool, or one prompt that is asked for. Whoever does may leave: then the task is cancelled."""
 
     context: ServerRequestContext[Any, Any]
     """The SDK's."""
+    asker: Asker
+    """For what only the person at the other end can say."""
     _reported_at: float = float("-inf")
+
+    @classmethod
+    def of(cls, context: ServerRequestContext[Any, Any], params: InputResponseRequestParams) -> Call:
+        return cls(context, Asker(context, params.input_responses, params.request_state))
 
     async def report(self, done: float, total: float | None, message: str) -> None:
         """Progress, which is passed on where the caller has asked for it, and not more than ten times a second.
@@ -40,6 +49,10 @@ class Call:
         if now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             await self.context.session.report_progress(done, total, message)
+
+    async def log(self, text: str, level: LoggingLevel = "info") -> None:
+        """A line for whoever has asked to hear such lines."""
+        await tell(self.context, level, text)
 
 
 @dataclass(frozen=True)

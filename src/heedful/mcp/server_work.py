@@ -17,6 +17,7 @@ from heedful.cache.policy import PAGE_LEN
 from heedful.cost.receipt import summed
 from heedful.errors import BadParameter
 from heedful.mcp.server_call import JSON, Call, Done
+from heedful.mcp.server_fetch import Fetching
 from heedful.mcp.server_files import Roots
 from heedful.mcp.server_models import ServedModels
 from heedful.mcp.server_summary import MAX_QUOTE_CHARS, Summarizer, Tell, central, sentences
@@ -50,12 +51,14 @@ class Work:
     def __init__(self, models: ServedModels, roots: Roots) -> None:
         self.models = models
         self.roots = roots
+        self._fetching = Fetching()
         self._judged = dict.fromkeys(("calls", "prompt_tokens", "visits", "joules"), 0.0)
         """What decisions and vectors have cost together."""
 
     # ---- Text -----------------------------------------------------------------------------------------------------
 
     async def generate(self, arguments: JSON, call: Call) -> Done:
+        await self._fetching.agree(call, self.models.names.generator)
         service = await self.models.generator()
         params = SamplingParams(
             max_tokens=arguments.get("max_tokens", DEFAULT_TOKENS),
@@ -86,6 +89,7 @@ class Work:
     async def summarize(self, arguments: JSON, call: Call) -> Done:
         path, most = arguments["path"], arguments.get("max_tokens", DEFAULT_SUMMARY_TOKENS)
         text = await asyncio.to_thread(self.roots.read_text, path)
+        await self._fetching.agree(call, self.models.names.generator, self.models.names.embedder)
         service = await self.models.generator()
 
         async def write(prompt: str, most_tokens: int, tell: Tell) -> Completion:
@@ -136,6 +140,7 @@ class Work:
 
         check_state(arguments["state"])
         questions = questions_from(arguments["questions"])
+        await self._fetching.agree(call, self.models.names.decider)
         answers = await self._decided(arguments["state"], questions)
         receipt = answers.receipt.to_dict()
         self._book(receipt)
@@ -148,6 +153,7 @@ class Work:
 
         question = Choice("label", arguments["labels"], arguments.get("instructions"))
         texts, classes, receipts, model = arguments["texts"], [], [], ""
+        await self._fetching.agree(call, self.models.names.decider)
         for number, text in enumerate(texts):
             answers = await self._decided(text, (question,))
             answer, model = answers["label"], answers.model
@@ -170,6 +176,7 @@ class Work:
 
         query, truncate = arguments.get("query"), arguments.get("truncate", True)
         texts = [*([query] if query is not None else []), *arguments["texts"]]
+        await self._fetching.agree(call, self.models.names.embedder)
         embedder = await self.models.embedder()
         vectors, dropped, receipts, done = [], 0, [], 0
         async for batch in self._embedded(texts, truncate=truncate):
@@ -208,8 +215,9 @@ class Work:
         policy = CachePolicy(
             kv_format=arguments.get("kv"), window=arguments.get("window"), sinks=arguments.get("sinks", 0)
         )
-        shape, context = await self._dimensions()
+        shape, context = await self._dimensions(call)
         if prompt is None:
+            await self._fetching.agree(call, self.models.names.generator)
             service = await self.models.generator()
             prompt = len(await asyncio.to_thread(service.llm.tokenizer.encode, arguments["text"])) or 1
         found = generation_cost(shape, prompt, output, policy=page_policy(policy))
@@ -233,7 +241,7 @@ class Work:
             }
         )
 
-    async def _dimensions(self) -> tuple[Shape, int]:
+    async def _dimensions(self, call: Call) -> tuple[Shape, int]:
         """And the context. Without loading a model that is known by its name."""
         from heedful.cost.formulas import Shape
         from heedful.cost.shapes import KNOWN
@@ -241,6 +249,7 @@ class Work:
         known = KNOWN.get(self.models.names.generator)
         if known is not None and known.causal and known.context_len is not None:
             return known.shape(), known.context_len
+        await self._fetching.agree(call, self.models.names.generator)
         llm = (await self.models.generator()).llm
         return Shape.from_config(llm.config), llm.context_len
 

@@ -1,0 +1,103 @@
+"""Watches the resources that a connection has subscribed to, and tells it when one has changed. Only what is subscribed
+to is looked at, once a second; a connection's watch ends with it.
+
+In 2025-11-25 alone, by resources/subscribe; whoever speaks 2026-07-28 reads again when it wants to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from heedful.errors import HeedfulError
+from heedful.mcp.server_log import connection_of
+from heedful.mcp.server_resources import ResourceSource, found_in
+
+if TYPE_CHECKING:
+    from mcp.server import Server, ServerRequestContext
+    from mcp_types import EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
+
+POLL_S = 1.0
+MAX_WATCHED = 64
+"""Of one connection."""
+_WATCH = "heedful/watch"
+"""Of a connection's state."""
+
+Look = Callable[[str], Any]
+"""A resource's stamp by its address; None where it is gone."""
+
+
+def add_watching(server: Server[Any], sources: Sequence[ResourceSource]) -> None:
+    from mcp import MCPError
+    from mcp_types import INVALID_PARAMS, EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
+
+    def look(uri: str) -> Any:
+        for source in sources:
+            try:
+                stamp = source.stamp(uri)
+            except HeedfulError:
+                return None
+            if stamp is not None:
+                return stamp
+        return None
+
+    async def subscribe(context: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
+        stamp = await found_in(sources, context, params.uri, lambda source: source.stamp(params.uri))
+        connection = connection_of(context)
+        watch: Watch | None = connection.state.get(_WATCH)
+        if watch is None:
+            watch = connection.state[_WATCH] = Watch(look, connection.send_resource_updated, POLL_S)
+            connection.exit_stack.push_async_callback(watch.close)
+        if not watch.add(params.uri, stamp):
+            raise MCPError(INVALID_PARAMS, f"At most {MAX_WATCHED} subscriptions at a time. Unsubscribe from one.")
+        return EmptyResult()
+
+    async def unsubscribe(context: ServerRequestContext[Any, Any], params: UnsubscribeRequestParams) -> EmptyResult:
+        watch: Watch | None = connection_of(context).state.get(_WATCH)
+        if watch is not None:
+            watch.remove(params.uri)
+        return EmptyResult()
+
+    server.add_request_handler("resources/subscribe", SubscribeRequestParams, subscribe)
+    server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, unsubscribe)
+
+
+class Watch:
+    """Of one connection."""
+
+    def __init__(self, look: Look, tell: Callable[[str], Any], poll_s: float) -> None:
+        self._look = look
+        self._tell = tell
+        self._poll_s = poll_s
+        self._stamps: dict[str, Any] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, uri: str, stamp: Any) -> bool:
+        """False where there is no room."""
+        if uri not in self._stamps and len(self._stamps) >= MAX_WATCHED:
+            return False
+        self._stamps[uri] = stamp
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return True
+
+    def remove(self, uri: str) -> None:
+        self._stamps.pop(uri, None)
+
+    async def close(self) -> None:
+        self._stamps.clear()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while self._stamps:
+            await asyncio.sleep(self._poll_s)
+            for uri in tuple(self._stamps):
+                now = await asyncio.to_thread(self._look, uri)
+                if uri in self._stamps and now != self._stamps[uri]:
+                    self._stamps[uri] = now
+                    await self._tell(uri)
