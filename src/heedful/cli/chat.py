@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from heedful.cli.terminal import LiveTerminal, Screen
     from heedful.engine.llm import LLM
     from heedful.mcp.catalog import CatalogTool
+    from heedful.mcp.elicit import Answer, Question
     from heedful.request import CachePolicy
 
 MOST_ANSWER_TOKENS = 1024
@@ -223,7 +224,13 @@ def _talk(
         assert mcp is not None
         return agree(mcp, server)
 
-    asking = {"ask": ask, "approve": approve} if interactive else {"ask": None, "approve": None}
+    def answer(question: Question) -> Answer:
+        assert loop is not None
+        return loop.answers(question)
+
+    asking: dict[str, Any] = {"ask": ask, "approve": approve, "answer": answer}
+    if not interactive:
+        asking = dict.fromkeys(asking)
     with opened_tools(conversation.llm, mcp, trust=trust, embedder=embedder, **asking) as tools:
         live = _live_terminal(interactive)
         loop = ChatLoop(conversation, reader, screen, live, interactive=interactive, tools=tools, receipts=receipts)

@@ -26,6 +26,7 @@ from heedful.errors import HeedfulError, UsageError
 if TYPE_CHECKING:
     from heedful.engine.engine import Live
     from heedful.mcp.catalog import CatalogTool
+    from heedful.mcp.elicit import Answer, Question
     from heedful.mcp.loop import ToolChat
 
 LISTED_CHATS = 20
@@ -193,6 +194,19 @@ class ChatLoop:
             except KeyboardInterrupt:
                 return False
         return not self._terminal.stopped and answer.strip().lower() in ("y", "yes")
+
+    def answers(self, question: Question) -> Answer:
+        """Puts a server's question to the person."""
+        from heedful.cli.form_answer import answer_of
+
+        def read(prompt: str) -> str:
+            line = self._reader.read_answer(prompt)
+            if self._terminal.stopped:
+                raise KeyboardInterrupt
+            return line
+
+        with self._terminal.given_back():
+            return answer_of(question, read, self._screen.note)
 
     def _stream(self, draft: Draft, terminal: LiveTerminal) -> None:
         """Show the answer until it ends or is stopped; its completion is there afterwards."""

@@ -45,7 +45,7 @@ def answer_with_tools(
 
     if messages[-1].get("role") != "user":
         raise BadParameter("--messages", "must end with the user's message, for tools to answer it")
-    with opened_tools(llm, mcp, trust=trust, embedder=embedder, ask=None, approve=None) as tools:
+    with opened_tools(llm, mcp, trust=trust, embedder=embedder, ask=None, approve=None, answer=None) as tools:
         assert tools is not None
         turn = tools.turn(messages, **how)
         for event in turn:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from heedful.mcp.call import CallDone
     from heedful.mcp.catalog import Catalogue, NotOffered
     from heedful.mcp.config import McpConfig, ServerConfig
+    from heedful.mcp.elicit import Answer, Ask, Question
     from heedful.mcp.handles import Handle
     from heedful.mcp.select import SchemaVisits, Selection
     from heedful.weights.load import LoadedModel
@@ -127,20 +128,25 @@ def call(
         raise BadParameter("--path", "stands alone: give one of --path, --grep and --lines")
     span = None if lines is None else _span(lines)
     found, approvals = _read(config)
+    from heedful.cli.message_input import stdin_is_typed
+    from heedful.cli.tool_options import asking
     from heedful.mcp.call import ToolCaller
+    from heedful.mcp.desk import Desk
     from heedful.mcp.handles import HandleStore
     from heedful.mcp.results import Shower
 
     given = _arguments(sys.stdin.read() if arguments == "-" else arguments)
     only = type(found)({each.name: each for each in _chosen(found, [server])}, found.source)
-    with _manager(only, approvals, trust) as manager:
+    desk = Desk()
+    can_ask = stdin_is_typed() and arguments != "-"
+    with _manager(only, approvals, trust, ask=asking(desk, _answer) if can_ask else None) as manager:
         catalogue = manager.catalogue()
         for problem in manager.manager.problems().values():
             raise problem
         wanted = catalogue.find(server, tool) or manager.manager.offered(catalogue, tool)
         store = HandleStore()
         caller = ToolCaller(manager.manager, Shower(store), approve=lambda *_: True)  # a person has typed it
-        done = manager.run(caller.call(wanted, given, on_progress=_print_progress, timeout_s=timeout))
+        done = desk.wait(manager.submit(caller.call(wanted, given, on_progress=_print_progress, timeout_s=timeout)))
     if done.error is not None:
         raise done.error
     assert done.output is not None, done
@@ -206,10 +212,24 @@ def _read(path: Path) -> tuple[McpConfig, Approvals]:
     return read_config(path), Approvals.open()
 
 
-def _manager(config: McpConfig, approvals: Approvals, trust: bool) -> McpThread:
+def _manager(config: McpConfig, approvals: Approvals, trust: bool, ask: Ask | None = None) -> McpThread:
     from heedful.mcp.blocking import McpThread
 
-    return McpThread(config, approvals, trust=trust)
+    return McpThread(config, approvals, trust=trust, ask=ask)
+
+
+def _answer(question: Question) -> Answer:
+    """A server's own question, to who has typed the call."""
+    from heedful.cli.form_answer import answer_of
+
+    return answer_of(question, _read_line, lambda line: print(line, file=sys.stderr))
+
+
+def _read_line(prompt: str) -> str:
+    try:
+        return input(prompt)
+    except EOFError:
+        return ""
 
 
 def _chosen(config: McpConfig, names: list[str]) -> list[ServerConfig]:

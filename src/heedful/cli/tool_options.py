@@ -15,6 +15,9 @@ from heedful.errors import BadParameter
 if TYPE_CHECKING:
     from heedful.engine.embedder import Embedder
     from heedful.engine.llm import LLM
+    from heedful.mcp.desk import Desk
+    from heedful.mcp.elicit import Answer, Question
+    from heedful.mcp.elicit import Ask as AskServers
     from heedful.mcp.loop import Ask, ToolChat
 
 Mcp = Annotated[
@@ -50,17 +53,26 @@ def check_tools(file: Path | None, *, trust: bool, can_ask: bool) -> None:
 
 @contextmanager
 def opened_tools(
-    llm: LLM, file: Path | None, *, trust: bool, embedder: str, ask: Ask | None, approve: Callable[[str], bool] | None
+    llm: LLM,
+    file: Path | None,
+    *,
+    trust: bool,
+    embedder: str,
+    ask: Ask | None,
+    approve: Callable[[str], bool] | None,
+    answer: Callable[[Question], Answer] | None,
 ) -> Iterator[ToolChat | None]:
     """None without a file, which check_tools has looked at. Servers start when first needed and are gone afterwards.
     `ask`: whether a call that the policy asks about may be made; None: it is refused. `approve`: agrees to a server by
-    its name, as `heedful mcp approve` does, and says whether it was; one that was not is left out."""
+    its name, as `heedful mcp approve` does, and says whether it was; one that was not is left out. `answer`: puts a
+    server's own question to the person; None: servers are told that nobody is there."""
     if file is None:
         yield None
         return
     from heedful.mcp.approvals import Approvals
     from heedful.mcp.blocking import McpThread
     from heedful.mcp.config import McpConfig, read_config
+    from heedful.mcp.desk import Desk
     from heedful.mcp.loop import ToolChat
     from heedful.mcp.manager import not_approved
 
@@ -70,8 +82,19 @@ def opened_tools(
     agreed = {name: each for name, each in config.servers.items() if name not in refused}
     if not agreed:
         raise not_approved(unknown[0], config)
-    with McpThread(McpConfig(agreed, config.source), Approvals.open(), trust=trust) as tools:
-        yield ToolChat(llm, tools, embedder=lambda: _embedder(embedder), ask=ask)
+    desk = Desk()
+    asked = None if answer is None else asking(desk, answer)
+    with McpThread(McpConfig(agreed, config.source), Approvals.open(), trust=trust, ask=asked) as tools:
+        yield ToolChat(llm, tools, embedder=lambda: _embedder(embedder), ask=ask, desk=desk)
+
+
+def asking(desk: Desk, answer: Callable[[Question], Answer]) -> AskServers:
+    """For servers' questions, which come up in their thread: they are answered in the person's, over the desk."""
+
+    async def ask(question: Question) -> Answer:
+        return await desk.put(lambda: answer(question))
+
+    return ask
 
 
 def _embedder(name: str) -> Embedder | None:

@@ -18,6 +18,7 @@ from heedful.mcp.approvals import Approvals
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.config import McpConfig
 from heedful.mcp.connection import Patience, Progress, ServerStatus
+from heedful.mcp.elicit import Ask
 from heedful.mcp.manager import McpManager
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class McpThread:
         *,
         trust: bool = False,
         patience: Patience | None = None,
+        ask: Ask | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self.manager = McpManager(config, approvals, trust=trust, patience=patience)
+        self.manager = McpManager(config, approvals, trust=trust, patience=patience, ask=ask)
         self._thread = threading.Thread(target=self._loop.run_forever, name="heedful-mcp", daemon=True)
         self._thread.start()
 

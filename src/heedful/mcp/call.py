@@ -259,7 +259,9 @@ class ToolCaller:
         await self._check_policy(tool, arguments)
         told.asked_s = perf_counter() - asked
         server = self._manager.config.servers[tool.server]
+        before_s = self._manager.asked_s(tool.server)
         result = await self._manager.call_tool(tool, arguments, replay=may_repeat(tool, server), **limits)
+        told.asked_s += self._manager.asked_s(tool.server) - before_s
         output = output_of(result, tool.model_name)
         answer = _Answer(output, self._shower.shown(output), result)
         lifetime = lifetime_s(tool, server)

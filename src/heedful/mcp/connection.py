@@ -15,11 +15,14 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from heedful.errors import HeedfulError, McpCallFailed, McpServerDown, McpTimeout
+from heedful.errors import HeedfulError, McpCallFailed, McpServerDown
+from heedful.mcp.call_clock import CallClock
 from heedful.mcp.config import ServerConfig
+from heedful.mcp.elicit import Ask, answered
 from heedful.mcp.sift import MalformedTool, sifted
 from heedful.mcp.stdio import Tail, stdio_transport
 from heedful.mcp.validate import has_more_values, schema_fault
@@ -27,7 +30,7 @@ from heedful.mcp.variables import ReadyHttp, Secrets, ready_launch
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import CallToolResult, ReadResourceResult, Tool
+    from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorData, ReadResourceResult, Tool
 
 START_S = 60.0
 """A server's longest start, downloads of npx and uvx included."""
@@ -102,10 +105,15 @@ class _Session:
 
 
 class Connection:
-    """For one configured server, in one event loop."""
+    """For one configured server, in one event loop. `ask`: puts its questions to the person; None: nobody is there, and
+    the server is told so from the start."""
 
-    def __init__(self, config: ServerConfig, patience: Patience | None = None) -> None:
+    def __init__(self, config: ServerConfig, patience: Patience | None = None, ask: Ask | None = None) -> None:
         self.config = config
+        self._ask = ask
+        self._clocks: set[CallClock] = set()
+        self.asked_s = 0.0
+        """For which it has waited for the person, altogether."""
         self._patience = patience or Patience()
         self._session: _Session | None = None
         self._starting: asyncio.Task[_Session] | None = None
@@ -207,28 +215,40 @@ class Connection:
         timeout_s: float | None,
         idle_timeout_s: float | None,
     ) -> CallToolResult:
-        import anyio
-
-        timeout_s = self.config.timeout_s if timeout_s is None else timeout_s
-        idle_timeout_s = self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
-        begun = anyio.current_time()
-        last = begun + timeout_s
+        clock = CallClock(
+            self.config.timeout_s if timeout_s is None else timeout_s,
+            self.config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s,
+        )
 
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
-            scope.deadline = min(last, anyio.current_time() + idle_timeout_s)
+            clock.progressed()
             if on_progress is not None:
                 waits = on_progress(progress, total, message)
                 if waits is not None:
                     await waits
 
-        with anyio.move_on_at(min(last, begun + idle_timeout_s)) as scope:
-            async with self._failures_named(tool, session):
-                result = await session.client.call_tool(tool, arguments, progress_callback=progressed)
-                self._check_output(tool, result, session.output_schemas.get(tool))
-                return result
-        is_idle = scope.deadline < last
-        limit_s = idle_timeout_s if is_idle else timeout_s
-        raise McpTimeout(self.config.name, tool, limit_s, anyio.current_time() - begun, is_idle=is_idle)
+        self._clocks.add(clock)
+        try:
+            with clock.scope:
+                async with self._failures_named(tool, session):
+                    result = await session.client.call_tool(tool, arguments, progress_callback=progressed)
+                    self._check_output(tool, result, session.output_schemas.get(tool))
+                    return result
+        finally:
+            self._clocks.discard(clock)
+        raise clock.error(self.config.name, tool)
+
+    async def _elicited(self, ask: Ask, context: Any, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        """No call's time runs while the person thinks."""
+        clocks, begun = tuple(self._clocks), monotonic()
+        for clock in clocks:
+            clock.pause()
+        try:
+            return await answered(self.config.name, params, ask)
+        finally:
+            self.asked_s += monotonic() - begun
+            for clock in clocks:
+                clock.resume()
 
     def _check_output(self, tool: str, result: CallToolResult, schema: Any) -> None:
         """Results of very many values are not checked (validate.py), nor those of a tool that has failed."""
@@ -302,7 +322,8 @@ class Connection:
         """Holds the client open until the server is lost or not needed any more."""
         lost = asyncio.Event()
         try:
-            async with _client(self.config, self._prepared, lost) as session:
+            answer = None if self._ask is None else partial(self._elicited, self._ask)
+            async with _client(self.config, self._prepared, lost, answer) as session:
                 ready.set_result(session)
                 await _first(lost.wait(), self._stop.wait())
         except Exception as error:
@@ -346,6 +367,7 @@ class Connection:
     async def _failures_named(self, tool: str, session: _Session) -> AsyncIterator[None]:
         """Whatever the SDK raises leaves as an error of ours; a lost connection is marked as such."""
         from mcp import MCPError
+        from mcp.client import InputRequiredRoundsExceededError
         from pydantic import ValidationError
 
         try:
@@ -357,11 +379,13 @@ class Connection:
                 session.lost.set()
                 await asyncio.sleep(0.05)  # for what it wrote last
                 raise self._down(f"has ended during {tool}") from None
-            raise self._refused(tool, error.message, error.code) from None
+            raise self._refused(tool, _unasked(error) or error.message, error.code) from None
         except ValidationError as error:
             raise self._refused(tool, f"its answer is against the protocol: {_first_fault(error)}") from None
         except HeedfulError:
             raise
+        except InputRequiredRoundsExceededError:
+            raise self._refused(tool, "it asks for more again and again, and was given up") from None
         except Exception as error:
             if not _is_of_transport(error):
                 raise
@@ -376,7 +400,7 @@ class Connection:
 
 @asynccontextmanager
 async def _client(
-    config: ServerConfig, prepare: Callable[[Secrets], Tail], lost: asyncio.Event
+    config: ServerConfig, prepare: Callable[[Secrets], Tail], lost: asyncio.Event, elicit: Any
 ) -> AsyncIterator[_Session]:
     """An open Client. Raises McpConfigError, OSError and whatever a handshake can end in."""
     import mcp_types
@@ -397,17 +421,20 @@ async def _client(
             changed.set()
 
     info = mcp_types.Implementation(name="heedful", version=__version__)
+    how: dict[str, Any] = {"mode": "auto", "client_info": info, "message_handler": on_message}
+    if elicit is not None:
+        how["elicitation_callback"] = elicit
     if isinstance(ready, ReadyHttp):
         import httpx2
 
         timeout = httpx2.Timeout(30.0, read=config.timeout_s + 30.0)
         async with httpx2.AsyncClient(headers=dict(ready.headers), timeout=timeout) as http:
             transport: Any = sifted(streamable_http_client(ready.url, http_client=http), malformed, schemas)
-            async with Client(transport, mode="auto", client_info=info, message_handler=on_message) as client:
+            async with Client(transport, **how) as client:
                 yield _Session(client, lost, changed, malformed, schemas)
         return
     transport = sifted(stdio_transport(ready, tail, lost.set), malformed, schemas)
-    async with Client(transport, mode="auto", client_info=info, message_handler=on_message) as client:
+    async with Client(transport, **how) as client:
         yield _Session(client, lost, changed, malformed, schemas)
 
 
@@ -421,6 +448,16 @@ async def _first(*awaitables: Awaitable[Any]) -> None:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _unasked(error: Any) -> str:
+    """For a server that wants to ask the person where nobody can be; "" for another error."""
+    from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
+
+    wants = "elicitation" in str(error.data) if error.code == MISSING_REQUIRED_CLIENT_CAPABILITY else False
+    if wants or error.message == "Elicitation not supported":
+        return "it wants to ask you something, and nobody can be asked here; heedful chat --mcp, on a terminal, asks"
+    return ""
 
 
 def _leaf(error: BaseException) -> BaseException:

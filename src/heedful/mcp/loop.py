@@ -12,16 +12,15 @@ that `stopped` is heard and a question is asked where the person is.
 
 from __future__ import annotations
 
-import asyncio
-import queue
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heedful.engine.llm import LLM
 from heedful.mcp.call import ToolCaller
 from heedful.mcp.catalog import CatalogTool, Catalogue
 from heedful.mcp.delegate import Delegate
+from heedful.mcp.desk import Desk
 from heedful.mcp.handles import HandleStore
 from heedful.mcp.prompt import ModelPrompt
 from heedful.mcp.results import Shower
@@ -36,18 +35,9 @@ Ask = Callable[[CatalogTool, Mapping[str, Any], str], bool]
 """Whether the person wants this call; in the thread of who iterates over the turn."""
 
 
-@dataclass
-class _Question:
-    tool: CatalogTool
-    arguments: Mapping[str, Any]
-    why: str
-    answer: asyncio.Future[bool]
-    loop: asyncio.AbstractEventLoop
-
-
 class ToolChat:
     """Of one conversation. `embedder`: makes the encoder that helps to choose, when first needed; None: words alone.
-    `ask`: for calls that the policy asks about; None: they are refused."""
+    `ask`: for calls that the policy asks about; None: they are refused. `desk`: has servers' own questions too."""
 
     def __init__(
         self,
@@ -56,6 +46,7 @@ class ToolChat:
         *,
         embedder: Callable[[], Embedder | None] = lambda: None,
         ask: Ask | None = None,
+        desk: Desk | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.llm = llm
@@ -65,10 +56,11 @@ class ToolChat:
         self.last: Selection | None = None
         """What was chosen for the newest turn."""
         self._make_embedder = embedder
-        self._ask = ask
-        self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
+        self.desk = desk or Desk()
         self.shower = Shower(self.store, self.limits.result, self.count)
-        self.caller = ToolCaller(tools.manager, self.shower, approve=None if ask is None else self._approve)
+        self.caller = ToolCaller(
+            tools.manager, self.shower, approve=None if ask is None else partial(self._approve, ask)
+        )
         self.delegate = Delegate(self.caller, tools.manager.config)
         self._selector: ToolSelector | None = None
         self._embedder: Embedder | None = None
@@ -107,22 +99,6 @@ class ToolChat:
             self._selector = ToolSelector(catalogue, self.count, embedder=self._embedder)
         return self._selector
 
-    async def _approve(self, tool: CatalogTool, arguments: Mapping[str, Any], why: str) -> bool:
+    async def _approve(self, ask: Ask, tool: CatalogTool, arguments: Mapping[str, Any], why: str) -> bool:
         """In the servers' thread: puts the question to the other one."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[bool] = loop.create_future()
-        self._questions.put(_Question(tool, arguments, why, answer, loop))
-        return await answer
-
-    def answer_questions(self) -> None:
-        """In the person's thread."""
-        while not self._questions.empty():
-            asked = self._questions.get()
-            assert self._ask is not None
-            wanted = self._ask(asked.tool, asked.arguments, asked.why)
-            asked.loop.call_soon_threadsafe(_set, asked.answer, wanted)
-
-
-def _set(answer: asyncio.Future[bool], value: bool) -> None:
-    if not answer.done():
-        answer.set_result(value)
+        return await self.desk.put(lambda: ask(tool, arguments, why))

@@ -23,6 +23,7 @@ from heedful.mcp.approvals import Approvals, Pin
 from heedful.mcp.catalog import SEPARATOR, CatalogTool, Catalogue, ListedTool, ServerListing, make_catalogue
 from heedful.mcp.config import McpConfig, ServerConfig
 from heedful.mcp.connection import Connection, Patience, Progress, ServerStatus
+from heedful.mcp.elicit import Ask
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, ReadResourceResult, Tool
@@ -42,7 +43,8 @@ class _Known:
 
 class McpManager:
     """`approvals` None: nothing is agreed to. `trust`: start what the configuration names all the same, in this run; it
-    pins nothing, and what was pinned before still holds."""
+    pins nothing, and what was pinned before still holds. `ask`: puts servers' questions to the person (elicit.py);
+    None: nobody is there."""
 
     def __init__(
         self,
@@ -51,12 +53,13 @@ class McpManager:
         *,
         trust: bool = False,
         patience: Patience | None = None,
+        ask: Ask | None = None,
     ) -> None:
         _require_sdk()
         self.config = config
         self._approvals = approvals
         self._trust = trust
-        self._connections = {name: Connection(server, patience) for name, server in config.servers.items()}
+        self._connections = {name: Connection(server, patience, ask) for name, server in config.servers.items()}
         self._known: dict[str, _Known] = {}
         self._unavailable: dict[str, HeedfulError] = {}
         self._catalogue: Catalogue | None = None
@@ -170,6 +173,10 @@ class McpManager:
                 if attempt or not replay:
                     raise
         raise AssertionError(tool)
+
+    def asked_s(self, server: str) -> float:
+        """For which it has waited for answers of the person, altogether."""
+        return self._connection(server).asked_s
 
     async def read_resource(self, server: str, uri: str) -> ReadResourceResult:
         """What a server has under an address of its own; nothing is fetched from anywhere else. Raises as `call`."""

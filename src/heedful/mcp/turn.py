@@ -427,7 +427,7 @@ class ToolTurn:
         try:
             while not future.done():
                 wait([future], timeout=TICK_S)
-                self._chat.answer_questions()
+                self._chat.desk.answer()
                 self._tick(what)
                 if self._stopped():
                     raise Stopped

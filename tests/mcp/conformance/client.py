@@ -1,4 +1,5 @@
 """Our MCP client before the conformance suite's servers: lists the tools of the URL that comes last, and calls them.
+What a server asks in a form is answered with the form's defaults.
 
 The suite says in MCP_CONFORMANCE_CONTEXT which calls it wants; without that each tool is called once.
 """
@@ -14,6 +15,7 @@ from typing import Any
 from heedful.errors import McpCallFailed
 from heedful.mcp.catalog import CatalogTool
 from heedful.mcp.config import config_from_json
+from heedful.mcp.elicit import Answer, Form, Question
 from heedful.mcp.manager import McpManager
 
 SAMPLES: dict[str, Any] = {"number": 5, "integer": 3, "string": "text", "boolean": True, "array": [], "object": {}}
@@ -21,7 +23,7 @@ SAMPLES: dict[str, Any] = {"number": 5, "integer": 3, "string": "text", "boolean
 
 async def main(url: str) -> None:
     config = config_from_json({"mcpServers": {"suite": {"type": "http", "url": url, "x-heedful": {"prefix": ""}}}})
-    async with McpManager(config, trust=True) as manager:
+    async with McpManager(config, trust=True, ask=with_defaults) as manager:
         catalogue = await manager.catalogue()
         for problem in manager.problems().values():
             raise problem
@@ -34,6 +36,10 @@ async def main(url: str) -> None:
                 print(f"{call['name']}: {error.message}", file=sys.stderr)
             else:
                 print(call["name"], result.content)
+
+
+async def with_defaults(question: Question) -> Answer:
+    return Answer("accept", question.defaults()) if isinstance(question, Form) else Answer("decline")
 
 
 def sample_of(tool: CatalogTool) -> dict[str, Any]:
