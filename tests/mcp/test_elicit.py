@@ -241,9 +241,12 @@ def test_a_call_is_answered_with_what_the_person_says_and_no_time_runs_meanwhile
             assert await called("pay_order") == ("accept", None)
             assert await called("order_tea") == ("decline", None), "later than both time-outs"
             assert manager.asked_s("shop") >= 1.2
+            for tool, said in (("log_in", r"secret \(passWord\)"), ("nested", "cannot be shown: 'inner'")):
+                with pytest.raises(McpCallFailed, match=said):
+                    await called(tool)
 
     running(work())
-    form, confirm, link, _ = asked
+    form, confirm, link, _ = asked  # and not those that were refused
     assert isinstance(form, Form)
     assert [(field.name, field.kind, field.is_required) for field in form.fields] == [
         ("kind", "text", True),
@@ -265,20 +268,6 @@ def test_where_nobody_is_one_line_says_so(era: str, running: Running) -> None:
             if era == ERAS[1]:
                 with pytest.raises(McpCallFailed, match="asks for more again and again"):
                     await called("forever")
-
-    running(work())
-
-
-@pytest.mark.parametrize("era", ERAS)
-def test_forms_that_are_refused_end_the_call_unseen(era: str, running: Running) -> None:
-    async def never(question: Question) -> Answer:
-        raise AssertionError(question)
-
-    async def work() -> None:
-        async with shop(era, never) as (_, called):
-            for tool, said in (("log_in", r"secret \(passWord\)"), ("nested", "cannot be shown: 'inner'")):
-                with pytest.raises(McpCallFailed, match=said):
-                    await called(tool)
 
     running(work())
 

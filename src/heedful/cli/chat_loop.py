@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,14 +198,12 @@ class ChatLoop:
         return not self._terminal.stopped and answer.strip().lower() in ("y", "yes")
 
     def answers(self, question: Question) -> Answer:
-        """Puts a server's question to the person."""
+        """Puts a server's question to the person; Ctrl-C declines it, and the turn goes on."""
         from heedful.cli.form_answer import answer_of
 
         def read(prompt: str) -> str:
-            line = self._reader.read_answer(prompt)
-            if self._terminal.stopped:
-                raise KeyboardInterrupt
-            return line
+            with interrupting():
+                return self._reader.read_answer(prompt)
 
         with self._terminal.given_back():
             return answer_of(question, read, self._screen.note)
@@ -314,6 +314,16 @@ class ChatLoop:
 
     def _quit(self, _: str) -> None:
         self._leaving = True
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """While it is entered, Ctrl-C raises KeyboardInterrupt, whatever it does elsewhere."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def status_text(live: Live) -> str:

@@ -25,7 +25,7 @@ def answer_of(question: Question, read: Callable[[str], str], show: Callable[[st
     try:
         return _linked(question, read, show) if isinstance(question, Link) else _filled(question, read, show)
     except KeyboardInterrupt:
-        show("declined")
+        show("\ndeclined")
         return DECLINED
 
 
