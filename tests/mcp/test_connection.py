@@ -240,7 +240,7 @@ def test_twenty_megabytes_cost_little_time(hostile: Hostile, running: Running) -
 
 
 def test_a_message_without_end_is_given_up(hostile: Hostile, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    import heedful.mcp.connection as module
+    import heedful.mcp.session as module
 
     plain = module.stdio_transport
     monkeypatch.setattr(module, "stdio_transport", lambda *args: plain(*args, max_message_bytes=1_000_000))

@@ -309,6 +309,29 @@ def test_a_subscriber_hears_of_changes_until_it_does_not_want_to(
     running(work())  # which sees that nothing goes on watching
 
 
+def test_a_listener_hears_of_changes_while_it_listens(
+    folder: Path, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_watch, "POLL_S", 0.02)
+    monkeypatch.setattr(server_watch, "MAX_WATCHED", 3)
+
+    async def work() -> None:
+        async with served(folder, MODES[1]) as client:
+            here, later, secret = folder / "a b.txt", folder / "later.txt", folder.parent / "secret.txt"
+            uris = [uri_of(path) for path in (here, later, secret)]
+            with pytest.raises(MCPError, match="At most 3 subscriptions"):
+                async with client.listen(resource_subscriptions=[*uris, "x://y"]):
+                    raise AssertionError
+            async with client.listen(resource_subscriptions=uris) as heard:
+                secret.write_text("another secret")
+                here.write_text("another text")
+                assert (await asyncio.wait_for(anext(heard), 30)).uri == uri_of(here)
+                later.write_text("there at last")
+                assert (await asyncio.wait_for(anext(heard), 30)).uri == uri_of(later)
+
+    running(work())
+
+
 async def talkative(arguments: dict[str, Any], call: Call) -> Done:
     await call.log("a detail", "debug")
     await call.log("something")

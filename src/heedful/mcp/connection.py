@@ -10,26 +10,25 @@ loop. Knows nothing of names, schemas and approvals.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from heedful.errors import HeedfulError, McpCallFailed, McpServerDown
 from heedful.mcp.call_clock import CallClock
 from heedful.mcp.config import ServerConfig
 from heedful.mcp.elicit import Ask, answered
-from heedful.mcp.sift import MalformedTool, sifted
-from heedful.mcp.stdio import Tail, stdio_transport
+from heedful.mcp.session import Session, first_fault, is_of_transport, opened, reason, unasked
+from heedful.mcp.sift import MalformedTool
+from heedful.mcp.stdio import Tail
 from heedful.mcp.validate import has_more_values, schema_fault
-from heedful.mcp.variables import ReadyHttp, Secrets, ready_launch
+from heedful.mcp.variables import Secrets
 
 if TYPE_CHECKING:
-    from mcp import Client
     from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorData, ReadResourceResult, Tool
 
 START_S = 60.0
@@ -45,6 +44,7 @@ MAX_TOOLS = 5000
 _CONNECTION_CLOSED = -32000
 _SESSION_GONE = (-32600, -32001)  # what HTTP servers answer to a session that they have forgotten
 
+_Result = TypeVar("_Result")
 Progress = Callable[[float, float | None, str | None], Awaitable[None] | None]
 """Called with (done, total if known, message if any)."""
 
@@ -91,19 +91,6 @@ class Listing:
     """How long it may be believed; None: until the server says otherwise or is started again."""
 
 
-@dataclass
-class _Session:
-    """One life of a server."""
-
-    client: Client
-    lost: asyncio.Event
-    tools_changed: asyncio.Event
-    malformed: list[MalformedTool]
-    """Tools taken out of lists so far."""
-    output_schemas: dict[str, Any]
-    """Tool → what its structured content must be; the SDK does not know of it (sift.py)."""
-
-
 class Connection:
     """For one configured server, in one event loop. `ask`: puts its questions to the person; None: nobody is there, and
     the server is told so from the start."""
@@ -115,8 +102,8 @@ class Connection:
         self.asked_s = 0.0
         """For which it has waited for the person, altogether."""
         self._patience = patience or Patience()
-        self._session: _Session | None = None
-        self._starting: asyncio.Task[_Session] | None = None
+        self._session: Session | None = None
+        self._starting: asyncio.Task[Session] | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._calls = asyncio.Semaphore(config.max_concurrency)
@@ -198,17 +185,17 @@ class Connection:
         return result
 
     async def read(self, uri: str) -> ReadResourceResult:
-        """Reads a resource once, within the idle time-out. Raises as `call` does, but McpCallFailed for that time."""
+        """Reads a resource once. Raises as `call` does."""
         async with self._calls:
             session = await self._connected()
-            async with self._failures_named("resources/read", session):
-                result = await asyncio.wait_for(session.client.read_resource(uri), self.config.idle_timeout_s)
+            clock = CallClock(self.config.timeout_s, self.config.idle_timeout_s)
+            result = await self._clocked(clock, "resources/read", session, lambda: session.client.read_resource(uri))
         self._failures = 0
         return result
 
     async def _timed(
         self,
-        session: _Session,
+        session: Session,
         tool: str,
         arguments: dict[str, Any],
         on_progress: Progress | None,
@@ -227,13 +214,21 @@ class Connection:
                 if waits is not None:
                     await waits
 
+        async def asked() -> CallToolResult:
+            result = await session.client.call_tool(tool, arguments, progress_callback=progressed)
+            self._check_output(tool, result, session.output_schemas.get(tool))
+            return result
+
+        return await self._clocked(clock, tool, session, asked)
+
+    async def _clocked(
+        self, clock: CallClock, tool: str, session: Session, ask: Callable[[], Awaitable[_Result]]
+    ) -> _Result:
         self._clocks.add(clock)
         try:
             with clock.scope:
                 async with self._failures_named(tool, session):
-                    result = await session.client.call_tool(tool, arguments, progress_callback=progressed)
-                    self._check_output(tool, result, session.output_schemas.get(tool))
-                    return result
+                    return await ask()
         finally:
             self._clocks.discard(clock)
         raise clock.error(self.config.name, tool)
@@ -270,7 +265,7 @@ class Connection:
 
     # starting
 
-    async def _connected(self) -> _Session:
+    async def _connected(self) -> Session:
         session = self._live()
         if session is not None:
             return session
@@ -281,18 +276,18 @@ class Connection:
             self._starting.add_done_callback(self._has_started)
         return await asyncio.shield(self._starting)
 
-    def _has_started(self, task: asyncio.Task[_Session]) -> None:
+    def _has_started(self, task: asyncio.Task[Session]) -> None:
         self._starting = None
         if not task.cancelled():
             task.exception()  # seen: whoever waits gets it, and nobody may
 
-    def _live(self) -> _Session | None:
+    def _live(self) -> Session | None:
         return None if self._session is None or self._session.lost.is_set() else self._session
 
     def _wait_left(self) -> float:
         return self._failed_at + self._wait_s - monotonic() if self._failures else 0.0
 
-    async def _start(self) -> _Session:
+    async def _start(self) -> Session:
         if self._owner is not None:
             await asyncio.wait([self._owner])  # what is left of its last life
         if self._failures >= self._patience.breaker_failures and self._wait_left() > 0:
@@ -303,7 +298,7 @@ class Connection:
             )
         await asyncio.sleep(max(0.0, self._wait_left()))
         self._starts += 1
-        ready: asyncio.Future[_Session] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready))
         try:
             async with asyncio.timeout(self._patience.start_s):
@@ -318,16 +313,16 @@ class Connection:
             raise error from None
         return self._session
 
-    async def _own(self, ready: asyncio.Future[_Session]) -> None:
+    async def _own(self, ready: asyncio.Future[Session]) -> None:
         """Holds the client open until the server is lost or not needed any more."""
         lost = asyncio.Event()
         try:
             answer = None if self._ask is None else partial(self._elicited, self._ask)
-            async with _client(self.config, self._prepared, lost, answer) as session:
+            async with opened(self.config, self._prepared, lost, answer) as session:
                 ready.set_result(session)
                 await _first(lost.wait(), self._stop.wait())
         except Exception as error:
-            cause = error if isinstance(error, HeedfulError) else self._down(f"does not start: {_reason(error)}")
+            cause = error if isinstance(error, HeedfulError) else self._down(f"does not start: {reason(error)}")
             if not ready.done():
                 ready.set_exception(cause)
                 ready.exception()  # the starter may have been cancelled
@@ -364,7 +359,7 @@ class Connection:
         return McpCallFailed(self.config.name, tool, self._secrets.hidden(message)[:500], code)
 
     @asynccontextmanager
-    async def _failures_named(self, tool: str, session: _Session) -> AsyncIterator[None]:
+    async def _failures_named(self, tool: str, session: Session) -> AsyncIterator[None]:
         """Whatever the SDK raises leaves as an error of ours; a lost connection is marked as such."""
         from mcp import MCPError
         from mcp.client import InputRequiredRoundsExceededError
@@ -379,63 +374,23 @@ class Connection:
                 session.lost.set()
                 await asyncio.sleep(0.05)  # for what it wrote last
                 raise self._down(f"has ended during {tool}") from None
-            raise self._refused(tool, _unasked(error) or error.message, error.code) from None
+            raise self._refused(tool, unasked(error) or error.message, error.code) from None
         except ValidationError as error:
-            raise self._refused(tool, f"its answer is against the protocol: {_first_fault(error)}") from None
+            raise self._refused(tool, f"its answer is against the protocol: {first_fault(error)}") from None
         except HeedfulError:
             raise
         except InputRequiredRoundsExceededError:
             raise self._refused(tool, "it asks for more again and again, and was given up") from None
         except Exception as error:
-            if not _is_of_transport(error):
+            if not is_of_transport(error):
                 raise
             session.lost.set()
-            raise self._down(f"cannot be reached: {_reason(error)}") from None
+            raise self._down(f"cannot be reached: {reason(error)}") from None
 
     def _session_is_gone(self, error: Any) -> bool:
         """An HTTP server was started anew and does not know us."""
         is_http = not hasattr(self.config.launch, "command")
         return is_http and error.code in _SESSION_GONE and "session" in error.message.lower()
-
-
-@asynccontextmanager
-async def _client(
-    config: ServerConfig, prepare: Callable[[Secrets], Tail], lost: asyncio.Event, elicit: Any
-) -> AsyncIterator[_Session]:
-    """An open Client. Raises McpConfigError, OSError and whatever a handshake can end in."""
-    import mcp_types
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-
-    from heedful import __version__
-
-    logging.getLogger("mcp").addHandler(logging.NullHandler())  # what it warns of may have secrets in it
-    ready = ready_launch(config)
-    tail = prepare(ready.secrets)
-    changed = asyncio.Event()
-    malformed: list[MalformedTool] = []
-    schemas: dict[str, Any] = {}
-
-    async def on_message(message: Any) -> None:
-        if isinstance(message, mcp_types.ToolListChangedNotification):
-            changed.set()
-
-    info = mcp_types.Implementation(name="heedful", version=__version__)
-    how: dict[str, Any] = {"mode": "auto", "client_info": info, "message_handler": on_message}
-    if elicit is not None:
-        how["elicitation_callback"] = elicit
-    if isinstance(ready, ReadyHttp):
-        import httpx2
-
-        timeout = httpx2.Timeout(30.0, read=config.timeout_s + 30.0)
-        async with httpx2.AsyncClient(headers=dict(ready.headers), timeout=timeout) as http:
-            transport: Any = sifted(streamable_http_client(ready.url, http_client=http), malformed, schemas)
-            async with Client(transport, **how) as client:
-                yield _Session(client, lost, changed, malformed, schemas)
-        return
-    transport = sifted(stdio_transport(ready, tail, lost.set), malformed, schemas)
-    async with Client(transport, **how) as client:
-        yield _Session(client, lost, changed, malformed, schemas)
 
 
 async def _first(*awaitables: Awaitable[Any]) -> None:
@@ -448,39 +403,3 @@ async def _first(*awaitables: Awaitable[Any]) -> None:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _unasked(error: Any) -> str:
-    """For a server that wants to ask the person where nobody can be; "" for another error."""
-    from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
-
-    wants = "elicitation" in str(error.data) if error.code == MISSING_REQUIRED_CLIENT_CAPABILITY else False
-    if wants or error.message == "Elicitation not supported":
-        return "it wants to ask you something, and nobody can be asked here; heedful chat --mcp, on a terminal, asks"
-    return ""
-
-
-def _leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _reason(error: BaseException) -> str:
-    leaf = _leaf(error)
-    if isinstance(leaf, OSError) and leaf.strerror:
-        return f"{leaf.strerror}{f' ({leaf.filename})' if leaf.filename else ''}"
-    return f"{str(leaf).splitlines()[0][:300] if str(leaf) else type(leaf).__name__}"
-
-
-def _first_fault(error: Any) -> str:
-    fault = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, fault['loc']))[:100]}: {fault['msg'][:200]}"
-
-
-def _is_of_transport(error: BaseException) -> bool:
-    import anyio
-    import httpx2
-
-    broken = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, httpx2.TransportError)
-    return isinstance(_leaf(error), broken)

@@ -1,7 +1,8 @@
-"""Watches the resources that a connection has subscribed to, and tells it when one has changed. Only what is subscribed
-to is looked at, once a second; a connection's watch ends with it.
+"""Watches the resources that a client has subscribed to, and tells it when one has changed. Only what is subscribed to
+is looked at, once a second.
 
-In 2025-11-25 alone, by resources/subscribe; whoever speaks 2026-07-28 reads again when it wants to know.
+In 2025-11-25 a connection subscribes by resources/subscribe, and its watch ends with it; in 2026-07-28 the subscription
+is a request that stays open (subscriptions/listen), and the watch is as long.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from heedful.mcp.server_resources import ResourceSource, found_in
 
 if TYPE_CHECKING:
     from mcp.server import Server, ServerRequestContext
-    from mcp_types import EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
+    from mcp_types import (
+        EmptyResult,
+        SubscribeRequestParams,
+        SubscriptionsListenRequestParams,
+        SubscriptionsListenResult,
+        UnsubscribeRequestParams,
+    )
 
 POLL_S = 1.0
 MAX_WATCHED = 64
-"""Of one connection."""
+"""Of one connection, or one request that listens."""
+MAX_LISTENING = 256
+"""Requests that stay open, of one server."""
 _WATCH = "heedful/watch"
 """Of a connection's state."""
 
@@ -30,9 +39,6 @@ Look = Callable[[str], Any]
 
 
 def add_watching(server: Server[Any], sources: Sequence[ResourceSource]) -> None:
-    from mcp import MCPError
-    from mcp_types import INVALID_PARAMS, EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
-
     def look(uri: str) -> Any:
         for source in sources:
             try:
@@ -43,6 +49,13 @@ def add_watching(server: Server[Any], sources: Sequence[ResourceSource]) -> None
                 return stamp
         return None
 
+    _add_subscribing(server, sources, look)
+    _add_listening(server, look)
+
+
+def _add_subscribing(server: Server[Any], sources: Sequence[ResourceSource], look: Look) -> None:
+    from mcp_types import EmptyResult, SubscribeRequestParams, UnsubscribeRequestParams
+
     async def subscribe(context: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
         stamp = await found_in(sources, context, params.uri, lambda source: source.stamp(params.uri))
         connection = connection_of(context)
@@ -51,7 +64,7 @@ def add_watching(server: Server[Any], sources: Sequence[ResourceSource]) -> None
             watch = connection.state[_WATCH] = Watch(look, connection.send_resource_updated, POLL_S)
             connection.exit_stack.push_async_callback(watch.close)
         if not watch.add(params.uri, stamp):
-            raise MCPError(INVALID_PARAMS, f"At most {MAX_WATCHED} subscriptions at a time. Unsubscribe from one.")
+            raise _too_many()
         return EmptyResult()
 
     async def unsubscribe(context: ServerRequestContext[Any, Any], params: UnsubscribeRequestParams) -> EmptyResult:
@@ -62,6 +75,39 @@ def add_watching(server: Server[Any], sources: Sequence[ResourceSource]) -> None
 
     server.add_request_handler("resources/subscribe", SubscribeRequestParams, subscribe)
     server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, unsubscribe)
+
+
+def _add_listening(server: Server[Any], look: Look) -> None:
+    from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
+    from mcp_types import SubscriptionsListenRequestParams
+
+    open_requests: set[object] = set()
+
+    async def listen(
+        context: ServerRequestContext[Any, Any], params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        uris = params.notifications.resource_subscriptions or []
+        if len(uris) > MAX_WATCHED or len(open_requests) >= MAX_LISTENING:
+            raise _too_many()
+        bus = InMemorySubscriptionBus()  # of this request: the SDK's handler passes on what is told to it
+        watch = Watch(look, lambda uri: bus.publish(ResourceUpdated(uri=uri)), POLL_S)
+        open_requests.add(watch)
+        try:
+            for uri in uris:
+                watch.add(uri, await asyncio.to_thread(look, uri))
+            return await ListenHandler(bus)(context, params)
+        finally:
+            open_requests.discard(watch)
+            await watch.close()
+
+    server.add_request_handler("subscriptions/listen", SubscriptionsListenRequestParams, listen)
+
+
+def _too_many() -> Exception:
+    from mcp import MCPError
+    from mcp_types import INVALID_PARAMS
+
+    return MCPError(INVALID_PARAMS, f"At most {MAX_WATCHED} subscriptions at a time, and {MAX_LISTENING} listeners.")
 
 
 class Watch:
