@@ -146,10 +146,11 @@ def test_long_lists_come_in_pages_and_end(
     running(work())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["legacy", "auto"])  # a mode that is named does not ask what is offered
 def test_without_a_root_there_are_no_files(mode: str, running: Running) -> None:
     async def work() -> None:
         async with served(None, mode) as client:
+            assert client.server_capabilities.prompts is not None
             assert client.server_capabilities.resources is None
             prompts = {each.name for each in (await client.list_prompts()).prompts}
             assert prompts == {"classify_text", "price_of_prompt"}
@@ -316,13 +317,18 @@ def test_a_listener_hears_of_changes_while_it_listens(
     monkeypatch.setattr(server_watch, "MAX_WATCHED", 3)
 
     async def work() -> None:
-        async with served(folder, MODES[1]) as client:
+        async with served(folder, "auto") as client:
             here, later, secret = folder / "a b.txt", folder / "later.txt", folder.parent / "secret.txt"
             uris = [uri_of(path) for path in (here, later, secret)]
             with pytest.raises(MCPError, match="At most 3 subscriptions"):
                 async with client.listen(resource_subscriptions=[*uris, "x://y"]):
                     raise AssertionError
-            async with client.listen(resource_subscriptions=uris) as heard:
+            assert client.protocol_version == MODES[1]
+            offered = client.server_capabilities
+            assert offered.resources.subscribe
+            assert not any(each.list_changed for each in (offered.tools, offered.prompts, offered.resources))
+            async with client.listen(tools_list_changed=True, resource_subscriptions=uris) as heard:
+                assert heard.honored.tools_list_changed is None, "they never change"
                 secret.write_text("another secret")
                 here.write_text("another text")
                 assert (await asyncio.wait_for(anext(heard), 30)).uri == uri_of(here)

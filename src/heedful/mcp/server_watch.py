@@ -19,7 +19,9 @@ from heedful.mcp.server_resources import ResourceSource, found_in
 if TYPE_CHECKING:
     from mcp.server import Server, ServerRequestContext
     from mcp_types import (
+        DiscoverResult,
         EmptyResult,
+        RequestParams,
         SubscribeRequestParams,
         SubscriptionsListenRequestParams,
         SubscriptionsListenResult,
@@ -79,7 +81,8 @@ def _add_subscribing(server: Server[Any], sources: Sequence[ResourceSource], loo
 
 def _add_listening(server: Server[Any], look: Look) -> None:
     from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
-    from mcp_types import SubscriptionsListenRequestParams
+    from mcp_types import DiscoverResult, RequestParams, SubscriptionFilter, SubscriptionsListenRequestParams
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
     open_requests: set[object] = set()
 
@@ -95,12 +98,24 @@ def _add_listening(server: Server[Any], look: Look) -> None:
         try:
             for uri in uris:
                 watch.add(uri, await asyncio.to_thread(look, uri))
-            return await ListenHandler(bus)(context, params)
+            wanted = SubscriptionFilter(resource_subscriptions=uris or None)  # lists do not change, or are not watched
+            return await ListenHandler(bus)(context, params.model_copy(update={"notifications": wanted}))
         finally:
             open_requests.discard(watch)
             await watch.close()
 
+    async def discover(context: ServerRequestContext[Any, Any], params: RequestParams | None) -> DiscoverResult:
+        """As the SDK's, which takes it that who serves listeners tells them of lists too."""
+        found = server.get_capabilities(protocol_version=context.protocol_version)
+        for each in (found.tools, found.prompts, found.resources):
+            if each is not None:
+                each.list_changed = False
+        return DiscoverResult(
+            supported_versions=list(MODERN_PROTOCOL_VERSIONS), capabilities=found, instructions=server.instructions
+        )
+
     server.add_request_handler("subscriptions/listen", SubscriptionsListenRequestParams, listen)
+    server.add_request_handler("server/discover", RequestParams, discover)
 
 
 def _too_many() -> Exception:
