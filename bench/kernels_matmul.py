@@ -59,7 +59,7 @@ def measure(threads: int, tokens: list[int], repeat: int, variant: str) -> list[
 
 def _packed(rng: np.random.Generator, shape: tuple[int, int], panel_format: str) -> np.ndarray:
     weights = rng.standard_normal(shape, np.float32)
-    return _native.pack(F32, weights.view(np.uint8), shape[1], panel_format)
+    return _native.Packer().pack(F32, weights.view(np.uint8), shape[1], panel_format)
 
 
 def _case(

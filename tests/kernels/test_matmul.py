@@ -117,7 +117,7 @@ def test_rows_as_floats(ggml_type: Ggml) -> None:
 def test_types_whose_codes_fit_are_packed_exactly(ggml_type: Ggml, rows: int, blocks: int, seed: int) -> None:
     cols = blocks * BLOCK
     stored = random_stored(ggml_type, rows, cols, seed)
-    values = unpack(native.pack(ggml_type, stored, cols), native.packed_format(ggml_type), rows, cols)
+    values = unpack(native.Packer().pack(ggml_type, stored, cols), native.packed_format(ggml_type), rows, cols)
     np.testing.assert_array_equal(values[:rows].astype(np.float32), meaning(ggml_type, stored))
     assert not values[rows:].any()
 
@@ -125,7 +125,7 @@ def test_types_whose_codes_fit_are_packed_exactly(ggml_type: Ggml, rows: int, bl
 @pytest.mark.parametrize("ggml_type", sorted(HALF_FIELDS), ids=lambda t: t.name)
 def test_every_type_means_what_gguf_says(ggml_type: Ggml) -> None:
     stored = random_stored(ggml_type, 11, 768)
-    values = unpack(native.pack(ggml_type, stored, 768, "f32"), "f32", 11, 768)[:11]
+    values = unpack(native.Packer().pack(ggml_type, stored, 768, "f32"), "f32", 11, 768)[:11]
     np.testing.assert_allclose(values, meaning(ggml_type, stored), rtol=0, atol=1e-6 * np.abs(values).max())
 
 
@@ -135,7 +135,7 @@ def test_q4_k_keeps_its_codes_and_rounds_scales_to_halves() -> None:
     scales, mins = gguf.quants.Q4_K.get_scale_min(blocks[:, 4:16])
     factors = np.abs(blocks[:, :4].copy().view("<f2").astype(np.float64))
     bound = (15 * factors[:, :1] * scales + factors[:, 1:] * mins) * 2.0**-11 + 8 * TINY
-    values = unpack(native.pack(Ggml.Q4_K, stored, 1024), "w4", 19, 1024)[:19]
+    values = unpack(native.Packer().pack(Ggml.Q4_K, stored, 1024), "w4", 19, 1024)[:19]
     assert (
         np.abs(values - meaning(Ggml.Q4_K, stored)) <= 1.001 * np.repeat(bound, BLOCK, axis=1).reshape(19, 1024)
     ).all()
@@ -146,7 +146,7 @@ def test_other_types_are_requantized_within_half_a_step(ggml_type: Ggml) -> None
     stored = random_stored(ggml_type, 19, 1024)
     exact = meaning(ggml_type, stored).astype(np.float64)
     assert native.packed_format(ggml_type) == "w8"
-    values = unpack(native.pack(ggml_type, stored, 1024), "w8", 19, 1024)[:19]
+    values = unpack(native.Packer().pack(ggml_type, stored, 1024), "w8", 19, 1024)[:19]
     assert (np.abs(values - exact) <= largest(exact) / 254 * (1 + 2.0**-9) + TINY).all()
 
 
@@ -155,7 +155,7 @@ def test_other_types_are_requantized_within_half_a_step(ggml_type: Ggml) -> None
 def test_floats_are_quantized_on_request(ggml_type: Ggml, panel_format: str) -> None:
     stored = random_stored(ggml_type, 21, 128)
     exact = meaning(ggml_type, stored).astype(np.float64)
-    values = unpack(native.pack(ggml_type, stored, 128, panel_format), panel_format, 21, 128)[:21]
+    values = unpack(native.Packer().pack(ggml_type, stored, 128, panel_format), panel_format, 21, 128)[:21]
     span = per_block(exact, np.max) + per_block(-exact, np.max)
     bounds = {
         "f16": np.abs(exact) * 2.0**-11 + TINY,
@@ -173,7 +173,7 @@ def test_halves_round_to_nearest_even_as_numpy_does() -> None:
         [halves, middles, np.nextafter(middles, 9e9), np.nextafter(middles, 0), [65519, 65520, 1e9]]
     )
     values = np.concatenate([values, -values]).astype(np.float32)
-    packed = native.pack(Ggml.F32, values.view(np.uint8).reshape(1, -1), len(values), "f16")
+    packed = native.Packer().pack(Ggml.F32, values.view(np.uint8).reshape(1, -1), len(values), "f16")
     with np.errstate(over="ignore"):
         expected = values.astype(np.float16)
     np.testing.assert_array_equal(
@@ -185,7 +185,9 @@ def test_halves_round_to_nearest_even_as_numpy_does() -> None:
 @pytest.mark.parametrize("panel_format", INTEGERS)
 def test_blocks_of_one_value_are_quantized(value: float, panel_format: str) -> None:
     weights = np.full((1, BLOCK), value, np.float32)
-    values = unpack(native.pack(Ggml.F32, weights.view(np.uint8), BLOCK, panel_format), panel_format, 1, BLOCK)[:1]
+    values = unpack(
+        native.Packer().pack(Ggml.F32, weights.view(np.uint8), BLOCK, panel_format), panel_format, 1, BLOCK
+    )[:1]
     assert (np.abs(values - weights) <= abs(value) * 2.0**-8 + TINY).all()
 
 
@@ -194,21 +196,36 @@ def test_alignment_and_threads_do_not_matter(ggml_type: Ggml) -> None:
     stored = random_stored(ggml_type, 37, 512)
     shifted = np.frombuffer(b"\xff" + stored.tobytes(), np.uint8)[1:].reshape(stored.shape)
     assert shifted.ctypes.data % 2 == 1
-    expected = native.pack(ggml_type, stored, 512)
+    expected = native.Packer().pack(ggml_type, stored, 512)
     for threads in (1, 2, 3):
-        np.testing.assert_array_equal(native.pack(ggml_type, shifted, 512, threads=threads), expected)
+        np.testing.assert_array_equal(native.Packer(threads).pack(ggml_type, shifted, 512), expected)
+
+
+def test_matrices_of_one_packer_lie_together_and_outlive_it() -> None:
+    stored = [random_stored(Ggml.Q4_1, rows, 64) for rows in (8, 37, 1, 64)]
+    packer = native.Packer(2)
+    panels = [packer.pack(Ggml.Q4_1, blocks, 64) for blocks in stored]
+    places = [array.ctypes.data for array in panels]
+    del packer
+    dropped = panels.pop(0)
+    del dropped
+    for blocks, array in zip(stored[1:], panels, strict=True):
+        np.testing.assert_array_equal(array, native.Packer().pack(Ggml.Q4_1, blocks, 64))
+    assert [place % 64 for place in places] == [0] * 4
+    assert places == sorted(places)
+    assert places[-1] - places[0] < 1 << 20
 
 
 def test_wrong_shapes_are_refused() -> None:
     stored = random_stored(Ggml.Q4_1, 8, 64)
-    packed = native.pack(Ggml.Q4_1, stored, 64)
+    packed = native.Packer().pack(Ggml.Q4_1, stored, 64)
     x = np.zeros((1, 64), np.float32)
     with pytest.raises(ValueError, match="bytes a row"):
-        native.pack(Ggml.Q4_1, stored, 96)
+        native.Packer().pack(Ggml.Q4_1, stored, 96)
     with pytest.raises(ValueError, match="whole blocks"):
-        native.pack(Ggml.F32, np.zeros((1, 160), np.uint8), 40, "w8")
+        native.Packer().pack(Ggml.F32, np.zeros((1, 160), np.uint8), 40, "w8")
     with pytest.raises(ValueError, match="cannot be packed"):
-        native.pack(99, stored, 64)
+        native.Packer().pack(99, stored, 64)
     with pytest.raises(ValueError, match="number of bytes"):
         native.matmul(packed, "w4", 9, 64, x, 1, "portable")
     with pytest.raises(ValueError, match="number of columns"):
@@ -274,7 +291,7 @@ class Case:
 def make_case(panel_format: str, rows: int, cols: int, tokens: int, seed: int = 0) -> Case:
     rng = np.random.default_rng(seed)
     weights = rng.standard_normal((rows, cols), np.float32)
-    packed = native.pack(Ggml.F32, weights.view(np.uint8).reshape(rows, -1), cols, panel_format)
+    packed = native.Packer().pack(Ggml.F32, weights.view(np.uint8).reshape(rows, -1), cols, panel_format)
     x = rng.standard_normal((tokens, cols), np.float32)
     return Case(panel_format, rows, cols, packed, unpack(packed, panel_format, rows, cols)[:rows], x)
 
@@ -345,7 +362,7 @@ def test_extreme_codes_never_saturate(variant: str, tokens: int) -> None:
         zero_min = [np.zeros(2, np.uint8)] if ggml_type == Ggml.Q4_1 else []
         block = np.concatenate([one, *zero_min, np.full(16 if zero_min else 32, code, np.uint8)])
         stored = np.tile(block, (9, 6))
-        packed = native.pack(ggml_type, stored, 192)
+        packed = native.Packer().pack(ggml_type, stored, 192)
         y = native.matmul(packed, native.packed_format(ggml_type), 9, 192, x, 1, variant)
         np.testing.assert_array_equal(y, np.repeat(x.sum(1, keepdims=True) * value, 9, axis=1))
 
@@ -358,7 +375,7 @@ def test_the_largest_codes_of_w6_never_saturate(variant: str, tokens: int) -> No
     x = np.concatenate([np.full((tokens, 64), 127), np.full((tokens, 64), -127), 127 * signs], axis=1)
     weights = np.full((9, 192), 63, np.float32)
     weights[:, ::BLOCK] = 0
-    packed = native.pack(Ggml.F32, weights.view(np.uint8), 192, "w6")
+    packed = native.Packer().pack(Ggml.F32, weights.view(np.uint8), 192, "w6")
     assert packed.reshape(-1, 288)[:, 32:].max() == 63
     y = native.matmul(packed, "w6", 9, 192, x.astype(np.float32), 1, variant)
     np.testing.assert_array_equal(y, x @ weights.T.astype(np.int64))

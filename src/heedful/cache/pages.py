@@ -238,15 +238,14 @@ class KVCache:
         """
         if not sequence.page_tables:
             sequence.page_tables = [[] for _ in self.groups]
-        start, groups = sequence.cached_len, range(len(self.groups))
+        start, groups, policy = sequence.cached_len, range(len(self.groups)), self.policy(sequence.request.policy)
         assert start < end <= len(sequence.token_ids) + len(sequence.drafts), (start, end, len(sequence.token_ids))
-        assert end <= self.chunk_end(sequence, end), (start, end)
         for index in groups:
-            self._free_behind(index, sequence)
-        outdated = [self._outdated(index, sequence) for index in groups]
-        self._check_room(sequence, end, outdated)
-        moves = tuple(self._move(index, sequence, page) for index in groups for page in outdated[index])
-        spans = tuple(self._plan_group(index, sequence, end) for index in groups)
+            self._free_behind(index, sequence, policy)
+        outdated = [self._outdated(index, sequence, policy) if policy.is_mixed else [] for index in groups]
+        self._check_room(sequence, end, outdated, policy)
+        moves = tuple(self._move(index, sequence, page, policy) for index in groups for page in outdated[index])
+        spans = tuple(self._plan_group(index, sequence, end, policy) for index in groups)
         state = None if self.states is None else self._plan_state(self.states, sequence, end)
         return Chunk(sequence, start, end, spans, _logits_from(sequence, end), moves, state)
 
@@ -264,8 +263,8 @@ class KVCache:
         sequence.selected = None
         sequence.cached_len = 0
 
-    def _plan_group(self, index: int, sequence: Sequence, end: int) -> KeySpan:
-        policy, group = self.policy(sequence.request.policy), self.groups[index]
+    def _plan_group(self, index: int, sequence: Sequence, end: int, policy: PagePolicy) -> KeySpan:
+        group = self.groups[index]
         table, start = sequence.page_tables[index], sequence.cached_len
         while len(table) * PAGE_LEN < end:
             table.append(self.take(index, policy.precise, sequence))
@@ -315,11 +314,6 @@ class KVCache:
             self.resting_bytes -= arena.page_bytes
             arena.give_back(page)
 
-    def _kept(self, index: int, sequence: Sequence) -> tuple[int, int]:
-        """(pages of sinks, page that holds the oldest key that a query from cached_len on sees besides)."""
-        policy = self.policy(sequence.request.policy)
-        return kept_pages(policy, self.groups[index].window, sequence.cached_len)
-
     def _selection(self, policy: PagePolicy, group: LayerGroup, sequence: Sequence, end: int) -> Selection | None:
         start, wanted = sequence.cached_len, policy.budget_pages
         if wanted is None or group.window is not None or start < sequence.prompt_len or end - start > 1:
@@ -334,13 +328,10 @@ class KVCache:
         local_pages = min(LOCAL_PAGES, wanted - 3)  # with the first page and its own, one is left to be chosen
         return Selection(wanted, local_pages, DENSE_LAYERS, renew, sequence.selected)
 
-    def _outdated(self, index: int, sequence: Sequence) -> list[int]:
+    def _outdated(self, index: int, sequence: Sequence, policy: PagePolicy) -> list[int]:
         """Indices of the pages that are to take the main format before a chunk begins at cached_len."""
-        policy, table = self.policy(sequence.request.policy), sequence.page_tables[index]
-        if not policy.is_mixed:
-            return []
-        main = self._arena(index, policy.main).index
-        sink_pages, first_kept = self._kept(index, sequence)
+        table, main = sequence.page_tables[index], self._arena(index, policy.main).index
+        sink_pages, first_kept = kept_pages(policy, self.groups[index].window, sequence.cached_len)
         end = min(_old_end(policy, sequence.cached_len) // PAGE_LEN, len(table))
         found = []
         for first, last in ((max(1, sink_pages, first_kept), end), (1, min(sink_pages, end))):
@@ -350,28 +341,30 @@ class KVCache:
                 page -= 1
         return found
 
-    def _move(self, index: int, sequence: Sequence, page: int) -> PageMove:
-        policy, table = self.policy(sequence.request.policy), sequence.page_tables[index]
+    def _move(self, index: int, sequence: Sequence, page: int, policy: PagePolicy) -> PageMove:
+        table = sequence.page_tables[index]
         source = table[page]
         self._give_back(sequence, source)  # moves are done before anything is stored
         table[page] = self.take(index, policy.main, sequence)
         return PageMove(index, source, table[page])
 
-    def _free_behind(self, index: int, sequence: Sequence) -> None:
+    def _free_behind(self, index: int, sequence: Sequence, policy: PagePolicy) -> None:
         table = sequence.page_tables[index]
-        sink_pages, first_kept = self._kept(index, sequence)
+        sink_pages, first_kept = kept_pages(policy, self.groups[index].window, sequence.cached_len)
         page = min(first_kept, len(table)) - 1
         while page >= sink_pages and table[page] != FREED:  # everything before a freed page is freed already
             self._give_back(sequence, table[page])
             table[page] = FREED
             page -= 1
 
-    def _check_room(self, sequence: Sequence, end: int, outdated: list[list[int]]) -> None:
+    def _check_room(self, sequence: Sequence, end: int, outdated: list[list[int]], policy: PagePolicy) -> None:
         """Raises CacheFull where the pages to take do not fit beside those that are taken."""
-        policy, needed = self.policy(sequence.request.policy), self._state_bytes_to_take(sequence)
+        needed, num_pages = self._state_bytes_to_take(sequence), pages_for(end)
         for index, table in enumerate(sequence.page_tables):
+            if len(table) == num_pages and not outdated[index]:
+                continue
             precise = self._arena(index, policy.precise)
-            needed += (pages_for(end) - len(table)) * precise.page_bytes
+            needed += (num_pages - len(table)) * precise.page_bytes
             if outdated[index]:
                 own = sum(precise.users[table[page]] == 1 for page in outdated[index])  # others' stay taken
                 main_bytes = self._arena(index, policy.main).page_bytes

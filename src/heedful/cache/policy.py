@@ -36,11 +36,13 @@ class PagePolicy:
 
     @property
     def is_mixed(self) -> bool:
-        return self.main != self.precise
+        return self.precise_len > 0
 
     def window_of(self, own: int | None) -> int | None:
         """Of a layer whose own window is `own`."""
-        return min((window for window in (own, self.window) if window is not None), default=None)
+        if own is None or self.window is None:
+            return self.window if own is None else own
+        return min(own, self.window)
 
     def sinks_of(self, own: int | None) -> int:
         """A layer's own window stays exactly as it was trained: only layers that the policy narrows see sinks."""

@@ -273,6 +273,8 @@ def adapter_shares(batch: Batch, facts: RunnerFacts) -> list[int]:
 
 
 def _shares(chunks: ListLike[Chunk], linear_bytes: int, head_bytes: int) -> list[int]:
+    if len(chunks) == 1:
+        return [linear_bytes + (head_bytes if chunks[0].num_logits else 0)]
     wanting = [chunk.num_logits > 0 for chunk in chunks]
     linear = split_evenly(linear_bytes, len(chunks))
     head = iter(split_evenly(head_bytes, sum(wanting)))

@@ -57,7 +57,7 @@ class NativeEncoder:
         """
         self.hidden_size = config.hidden_size
         self.saved_bytes = 0
-        self._threads = threads
+        self._packer = native.module().Packer(threads)
         self._panel_format = panel_format
         self._scores = laya is not None
         head_layers = laya[0].head_layers if laya else 0
@@ -185,7 +185,7 @@ class NativeEncoder:
         bias = [matrices.weights.take(f"{part}.bias", shape[:1]).to_float32() for part in parts]
         form = self._panel_format if self._panel_format and can_pack(*weight.shape) else native.PANEL_FORMATS[0]
         stored, (rows, cols) = weight.view(np.uint8).reshape(len(weight), -1), weight.shape
-        panels = native.module().pack(_GGML_F32, stored, cols, form, self._threads)
+        panels = self._packer.pack(_GGML_F32, stored, cols, form)
         self._encoder.set_linear(
             layer, name, native.PANEL_FORMATS.index(form), rows, cols, panels, np.concatenate(bias)
         )

@@ -25,10 +25,11 @@ from heedful.models.rope import Rope
 from heedful.request import Batch, KeySpan, KVFormat
 from heedful.weights.adapter import Adapter
 from heedful.weights.names import Weights, WeightsToPlace
-from heedful.weights.quantize import Floats, dequantize
+from heedful.weights.quantize import Floats
 from heedful.weights.tensor import StoredTensor, forget_pages
 
 _NO_FLOATS = np.empty(0, dtype=np.float32)
+_GGML_F32 = 0
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # their order is csrc/ops.h's
 _PRODUCTS = {"qkv": ("attn.q", "attn.k", "attn.v"), "out": ("attn.out",), "down": ("mlp.down",)}
 _NORMS = {"attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"}
@@ -57,13 +58,8 @@ class NativeRunner:
         self.threads = threads
         self._weights = WeightsToPlace(weights)
         self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))
-        self._position_embed = (
-            self._weights.take("position_embed.weight", (config.context_len, config.hidden_size)).to_float32()
-            if config.rope is None
-            else None
-        )
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
-        self._decoder = _new_decoder(config, threads, variant)
+        self._decoder, self._packer = _new_decoder(config, threads, variant), native.module().Packer(threads)
         self.facts = self._build()
         self._weights.require_none_left()
         self._adapters = {name: number for number, name in enumerate(adapters or {})}
@@ -86,7 +82,7 @@ class NativeRunner:
         self._hand_over_arenas()
         chunks = batch.chunks
         self._move_pages(batch)
-        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        token_ids = np.array([token for chunk in chunks for token in chunk.token_ids], dtype=np.int32)
         positions = np.array([p for chunk in chunks for p in range(chunk.start, chunk.end)], dtype=np.int32)
         starts = [0, *accumulate(chunk.end - chunk.start for chunk in chunks)]
         ends = zip(starts[1:], chunks, strict=True)
@@ -95,7 +91,7 @@ class NativeRunner:
         logits = self._logits_buffer(len(wanted))
         runs = [(self._adapters[run.adapter], run) for run in adapter_runs(batch)]
         self._decoder.run(
-            self._embedded(token_ids, positions),
+            token_ids,
             positions,
             np.array(starts, dtype=np.int32),
             spans,
@@ -108,15 +104,6 @@ class NativeRunner:
         )
         return logits
 
-    def _embedded(self, token_ids: list[int], positions: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """(T, hidden)."""
-        embedded = _floats(self._embed, token_ids)
-        if self.config.embedding_scale != 1.0:
-            embedded *= np.float32(self.config.embedding_scale)
-        if self._position_embed is not None:
-            embedded += self._position_embed[positions]
-        return embedded
-
     def _logits_buffer(self, rows: int) -> npt.NDArray[np.float32]:
         """(rows, vocab); the same memory every time, since fresh pages would cost more than the sampling."""
         if len(self._logits) < rows:
@@ -126,6 +113,10 @@ class NativeRunner:
     def _build(self) -> RunnerFacts:
         """Fill the layer table; returns what a step reads."""
         config, decoder = self.config, self._decoder
+        learned = _NO_FLOATS
+        if config.rope is None:
+            learned = self._weights.take("position_embed.weight", (config.context_len, config.hidden_size)).to_float32()
+        decoder.set_embedding(*_ggml_blocks(self._embed), config.embedding_scale, learned)
         ropes = _rope_tables(config)
         for rope in ropes:
             decoder.add_rope(*_rope_arrays(rope))
@@ -209,7 +200,7 @@ class NativeRunner:
             layer, product, part = self._place_of(matrix)
             odd = update.rank % 2  # pairs of columns are read together: an odd rank gets a row and a column of zeros
             padded = (np.pad(update.a, ((0, odd), (0, 0))), np.pad(update.b, ((0, 0), (0, odd))))
-            sides = [_pack_floats(side, self.threads) for side in padded]
+            sides = [_pack_floats(side, self._packer) for side in padded]
             self._decoder.set_update(number, layer, product, part, update.rank + odd, *sides)
             is_head = product == "head"
             weights[is_head] += update.a.size + update.b.size
@@ -225,7 +216,7 @@ class NativeRunner:
         return int(layer), product, self._products[product].index(part)
 
     def _set_product(self, layer: int, name: str, parts: list[StoredTensor], bias: npt.NDArray[np.float32]) -> int:
-        packed = [_pack(part, self._panel_format, self.threads) for part in parts]
+        packed = [_pack(part, self._panel_format, self._packer) for part in parts]
         self._decoder.set_product(layer, name, packed, bias)
         return sum(panels.nbytes for *_, panels in packed)
 
@@ -236,33 +227,29 @@ def _page_layout(form: KVFormat, kv_heads: int, head_dim: int) -> PageLayout:
     return PageLayout(kernels.page_bytes(form.keys, form.values, *shape), kernels.bounds_bytes(*shape))
 
 
-def _floats(tensor: StoredTensor, rows: list[int]) -> npt.NDArray[np.float32]:
-    """Rows of a matrix, (rows, columns): natively where the format is one of ggml's, in a fraction of numpy's time."""
-    stored, ggml_type, kernels = tensor.blocks[rows], tensor.format.ggml_type, native.module()
-    if ggml_type is None or kernels.packed_format(ggml_type) is None:
-        return dequantize(tensor.format_name, stored)
-    floats: npt.NDArray[np.float32] = kernels.unpack(ggml_type, stored, tensor.shape[1])
-    return floats
-
-
-def _pack_floats(values: Floats, threads: int) -> npt.NDArray[np.uint8]:
-    panels: npt.NDArray[np.uint8] = native.module().pack(0, values.view(np.uint8), values.shape[1], "f32", threads)
+def _pack_floats(values: Floats, packer: Any) -> npt.NDArray[np.uint8]:
+    panels: npt.NDArray[np.uint8] = packer.pack(_GGML_F32, values.view(np.uint8), values.shape[1], "f32")
     return panels
 
 
-def _pack(tensor: StoredTensor, wanted: str | None, threads: int) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
+def _pack(tensor: StoredTensor, wanted: str | None, packer: Any) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
     """A matrix as panels: (panel format, rows, columns, panels).
 
     In panel format `wanted` where its columns come in blocks of 32, else at the stored precision (csrc/pack.h).
     """
     rows, columns = tensor.shape
-    ggml_type, blocks = tensor.format.ggml_type, tensor.blocks
-    kernels = native.module()
-    if ggml_type is None or kernels.packed_format(ggml_type) is None:  # a format of safetensors alone
-        ggml_type, blocks = 0, tensor.to_float32().view(np.uint8)
-    form = wanted if wanted and columns % 32 == 0 else kernels.packed_format(ggml_type)
-    panels = kernels.pack(ggml_type, np.ascontiguousarray(blocks), columns, form, threads)
+    ggml_type, blocks = _ggml_blocks(tensor)
+    form = wanted if wanted and columns % 32 == 0 else native.module().packed_format(ggml_type)
+    panels = packer.pack(ggml_type, blocks, columns, form)
     return native.PANEL_FORMATS.index(form), rows, columns, panels
+
+
+def _ggml_blocks(tensor: StoredTensor) -> tuple[int, npt.NDArray[np.uint8]]:
+    """Of a matrix: ggml's type number and the rows' bytes, (rows, bytes); float32 where ggml has no such type."""
+    ggml_type = tensor.format.ggml_type
+    if ggml_type is None or native.module().packed_format(ggml_type) is None:
+        return _GGML_F32, tensor.to_float32().view(np.uint8)
+    return ggml_type, np.ascontiguousarray(tensor.blocks)
 
 
 def _new_decoder(config: ModelConfig, threads: int, variant: str) -> Any:

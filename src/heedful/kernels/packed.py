@@ -35,7 +35,7 @@ class PackedProducts:
     def __init__(self, threads: int) -> None:
         """Raises ModuleNotFoundError where the native kernels were not built (native.is_built)."""
         self._native = native.module()
-        self._pool = self._native.Pool(threads)
+        self._packer, self._pool = self._native.Packer(threads), self._native.Pool(threads)
         self._threads = threads
         self._variant = self._native.variant()
 
@@ -43,7 +43,7 @@ class PackedProducts:
         """`weight` (R, C); C is a multiple of 32 for the integer formats."""
         rows, cols = weight.shape
         stored = np.ascontiguousarray(weight, dtype=np.float32).view(np.uint8).reshape(rows, -1)
-        panels = self._native.pack(_GGML_F32, stored, cols, panel_format, self._threads)
+        panels = self._packer.pack(_GGML_F32, stored, cols, panel_format)
         return PackedMatrix(panel_format, rows, cols, panels)
 
     def multiply(self, matrix: PackedMatrix, x: Floats, bias: Floats | None = None) -> Floats:

@@ -86,7 +86,6 @@ class Sampler:
         """
         assert logits.shape == (self._vocab_size,), (logits.shape, self._vocab_size)
         assert logits.dtype == np.float32, logits.dtype
-        _peak(logits)
         token_id = self._choose(self._adjusted(logits))
         if self._grammar is not None:
             self._grammar.accept(token_id)
@@ -100,6 +99,7 @@ class Sampler:
         """The logits with bias, penalties and grammar: a copy, or `logits` itself where nothing is asked for."""
         if self._seen is None and not len(self._bias_ids) and self._grammar is None:
             return logits
+        _peak(logits)  # raises, before a limit could hide it
         adjusted = logits.copy()
         adjusted[self._bias_ids] += self._bias
         if self._seen is not None:

@@ -11,16 +11,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "buffer.h"
 #include "ops.h"
 #include "pack.h"
 #include "pool.h"
@@ -71,25 +70,11 @@ std::vector<std::string> variant_names() {
     return names;
 }
 
-constexpr size_t kHugePage = size_t(2) << 20;
-
-// Zeroed on demand, in huge pages where the system gives them.
-uint8_t* allocate(size_t bytes) {
-    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-    const size_t whole = std::max<size_t>(1, (bytes + alignment - 1) / alignment) * alignment;
-    void* memory = std::aligned_alloc(alignment, whole);
-    if (memory == nullptr) throw std::bad_alloc();
-#if defined(__linux__)
-    if (alignment == kHugePage) madvise(memory, whole, MADV_HUGEPAGE);
-#endif
-    return static_cast<uint8_t*>(memory);
-}
-
-struct Buffer {
+struct Scratch {
     uint8_t* at;
-    explicit Buffer(size_t bytes) : at(allocate(bytes)) {}
-    ~Buffer() { std::free(at); }
-    Buffer(const Buffer&) = delete;
+    explicit Scratch(size_t bytes) : at(static_cast<uint8_t*>(allocate(bytes))) {}
+    ~Scratch() { std::free(at); }
+    Scratch(const Scratch&) = delete;
     template <class T>
     T* as() { return reinterpret_cast<T*>(at); }
 };
@@ -101,7 +86,7 @@ Numpy<T> numpy_of(T* data, std::initializer_list<size_t> shape) {
 }
 
 template <class T>
-T* allocate_array(size_t count) { return reinterpret_cast<T*>(allocate(count * sizeof(T))); }
+T* allocate_array(size_t count) { return static_cast<T*>(allocate(count * sizeof(T))); }
 
 // Thread `thread`'s part [first, last) of `count` things.
 struct Part {
@@ -110,25 +95,55 @@ struct Part {
         : first(int(int64_t(count) * thread / threads)), last(int(int64_t(count) * (thread + 1) / threads)) {}
 };
 
-Numpy<uint8_t> pack_array(int ggml_type, Bytes2 stored, int cols, std::optional<std::string> format, int threads) {
-    check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be packed");
-    const Format target = format ? format_named(*format) : packed_format(ggml_type);
-    const bool integers = has_integers(target);
-    const int block_len = integers ? std::max(kBlock, stored_block_len(ggml_type)) : stored_block_len(ggml_type);
-    check(cols > 0 && cols % block_len == 0, "cols is not whole blocks");
-    check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
-    const int rows = int(stored.shape(0)), panels = (rows + kPanelRows - 1) / kPanelRows;
-    const size_t bytes = packed_bytes(target, rows, cols);
-    uint8_t* packed = allocate(bytes);
-    {
-        nb::gil_scoped_release release;
-        Pool(threads).run([&](int thread) {
-            const Part part(panels, thread, threads);
-            pack(ggml_type, stored.data(), target, rows, cols, part.first, part.last, packed);
+// Packs matrices one after another. Those of one packer lie together in few large pieces of memory, since matrices of
+// half a megabyte each would get no huge pages of their own (SmolLM2: 24,000 page faults at a start, and misses of the
+// address cache in every step). A piece lives as long as one of its matrices.
+class Packer {
+  public:
+    explicit Packer(int threads) : pool_(threads) {}
+
+    Numpy<uint8_t> pack(int ggml_type, Bytes2 stored, int cols, std::optional<std::string> format) {
+        check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be packed");
+        const Format target = format ? format_named(*format) : packed_format(ggml_type);
+        const bool integers = has_integers(target);
+        const int block_len = integers ? std::max(kBlock, stored_block_len(ggml_type)) : stored_block_len(ggml_type);
+        check(cols > 0 && cols % block_len == 0, "cols is not whole blocks");
+        check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
+        const int rows = int(stored.shape(0)), panels = (rows + kPanelRows - 1) / kPanelRows;
+        const size_t bytes = packed_bytes(target, rows, cols);
+        uint8_t* packed = take(bytes);
+        nb::capsule owner(new std::shared_ptr<uint8_t>(piece_), [](void* piece) noexcept {
+            delete static_cast<std::shared_ptr<uint8_t>*>(piece);
         });
+        {
+            nb::gil_scoped_release release;
+            pool_.run([&](int thread) {
+                const Part part(panels, thread, pool_.threads());
+                heedful::pack(ggml_type, stored.data(), target, rows, cols, part.first, part.last, packed);
+            });
+        }
+        return Numpy<uint8_t>(packed, {bytes}, owner);
     }
-    return numpy_of(packed, {bytes});
-}
+
+  private:
+    static constexpr size_t kPieceBytes = 16 * kHugePage;
+
+    uint8_t* take(size_t bytes) {
+        const size_t whole = (bytes + 63) / 64 * 64;
+        if (whole > left_) {
+            left_ = std::max(whole, kPieceBytes);
+            piece_ = {allocate_array<uint8_t>(left_), [](uint8_t* piece) { std::free(piece); }};
+            next_ = piece_.get();
+        }
+        left_ -= whole;
+        return std::exchange(next_, next_ + whole);
+    }
+
+    Pool pool_;
+    std::shared_ptr<uint8_t> piece_;
+    uint8_t* next_ = nullptr;
+    size_t left_ = 0;
+};
 
 Numpy<float> unpack_array(int ggml_type, Bytes2 stored, int cols) {
     check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be unpacked");
@@ -150,7 +165,7 @@ Matrix matrix_of(const Bytes1& packed, const std::string& format, int rows, int 
 
 // Quantized activations and their memory.
 struct QuantizedTokens {
-    Buffer codes, scales, sums;
+    Scratch codes, scales, sums;
     Activations activations;
 
     QuantizedTokens(const float* x, int tokens, int cols)
@@ -212,7 +227,7 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
 struct Timed {
     std::vector<Matrix> matrices;
     std::vector<Activations> inputs;  // one a matrix, the same memory for all: (tokens, its cols)
-    Buffer panels, codes, scales, sums, y;
+    Scratch panels, codes, scales, sums, y;
     int max_rows;
 
     static size_t total_bytes(const std::vector<Matrix>& matrices) {
@@ -284,9 +299,12 @@ int count_in_step(Pool& pool, int regions, int barriers) {
     std::atomic<int> faults{0};
     for (int region = 0; region < regions; region++) {
         pool.run([&](int thread) {
+            const char* const all = reinterpret_cast<const char*>(counts.data());
+            Ahead ahead{all, all + counts.size() * sizeof(int)};
             for (int i = 0; i < barriers; i++) {
                 counts[size_t(thread) * 16]++;
-                pool.barrier();
+                pool.barrier(&ahead);
+                if (ahead.next > ahead.end) faults++;
                 for (int other = 0; other < pool.threads(); other++) {
                     if (counts[size_t(other) * 16] != region * barriers + i + 1) faults++;
                 }
@@ -324,8 +342,10 @@ void bind_matmul(nb::module_& m) {
     m.def("packed_format", &packed_format_name, nb::arg("ggml_type"),
           "The panel format that this ggml type is packed into by default; None: cannot be packed.");
     m.def("variants", &variant_names, "The variants that this processor can run.");
-    m.def("pack", &pack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"), nb::arg("format") = nb::none(),
-          nb::arg("threads") = 1, "Stored rows, uint8 (rows, row_bytes), as panels (bytes).");
+    nb::class_<Packer>(m, "Packer", "Packs matrices into memory that they share, on threads of its own.")
+        .def(nb::init<int>(), nb::arg("threads") = 1)
+        .def("pack", &Packer::pack, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"),
+             nb::arg("format") = nb::none(), "Stored rows, uint8 (rows, row_bytes), as panels (bytes).");
     m.def("unpack", &unpack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"),
           "Stored rows, uint8 (rows, row_bytes), as floats (rows, cols).");
     m.def("quantize_activations", &quantize_array, nb::arg("x"), nb::arg("variant"),
@@ -343,7 +363,7 @@ void bind_matmul(nb::module_& m) {
         .def("time", &time_pool, nb::arg("barriers"), nb::arg("count"), nb::arg("repeat"),
              "Microseconds of a region, or of a barrier.")
         .def("nest", [](Pool& pool) { pool.run([&](int) { pool.run([](int) {}); }); }, "Misuse: ends the process.")
-        .def("stray_barrier", &Pool::barrier, "Misuse: ends the process.");
+        .def("stray_barrier", [](Pool& pool) { pool.barrier(); }, "Misuse: ends the process.");
 }
 
 }  // namespace heedful

@@ -1,6 +1,7 @@
 // Python face of step.h: build a decoder piece by piece, then run steps. Arrays that are handed in and stay in use (panels,
 // pages) are kept alive here; small ones (norms, biases) are copied.
 
+#include "buffer.h"
 #include "pack.h"
 #include "step.h"
 
@@ -48,6 +49,16 @@ public:
 
     void add_rope(const Floats& inv_freq, float scaling) {
         decoder_.ropes.push_back({{inv_freq.data(), inv_freq.data() + inv_freq.size()}, scaling});
+    }
+
+    // stored: (vocab, bytes of a row) of a ggml type, read again for every token; positions: (positions, hidden), added to
+    // a token's row where it stands, or empty.
+    void set_embedding(int ggml_type, const Bytes& stored, float scale, const Floats& positions) {
+        const int hidden = decoder_.config.hidden;
+        require(can_pack(ggml_type) && hidden % stored_block_len(ggml_type) == 0, "rows of this type cannot be read");
+        require(stored.ndim() == 2 && stored.shape(1) == stored_row_bytes(ggml_type, hidden), "stored is not (vocab, row)");
+        require(positions.size() % hidden == 0, "positions is not (positions, hidden)");
+        embedding_ = {ggml_type, stored, scale, positions.size() ? keep(positions) : nullptr, positions.size() / hidden};
     }
 
     void set_norm(int layer, const std::string& name, const Floats& weight, const Floats& bias) {
@@ -121,7 +132,7 @@ public:
     // the sink pages, sink_distance, rotated, as in Span; num_pages, local_pages, dense_layers, renew, as in Selection,
     // and which of `chosen`, (layers, K, num_pages) each, is read and written. adapted, adapted_wanted: (n, 3) adapter,
     // begin, end, of tokens and of places in `wanted`, ascending.
-    void run(const Floats& embedded, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
+    void run(const Ints& ids, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
              const Ints& pages, const std::vector<Choices>& chosen, const Ints& wanted, const MutableFloats& logits,
              const Ints& adapted, const Ints& adapted_wanted) {
         Step step;
@@ -130,7 +141,7 @@ public:
         step.groups = static_cast<int>(span_table.shape(1));
         step.wanted = static_cast<int>(wanted.size());
         require(span_table.ndim() == 3 && span_table.shape(2) == kColumns, "span_table is not (chunks, groups, 14)");
-        require(embedded.size() == static_cast<size_t>(step.tokens) * decoder_.config.hidden, "embedded is not (T, hidden)");
+        require(ids.size() == positions.size(), "ids and positions differ in length");
         require(static_cast<int>(chunk_starts.size()) == step.chunks + 1, "chunk_starts is not (chunks + 1)");
         require(logits.size() == static_cast<size_t>(step.wanted) * decoder_.config.vocab, "logits is not (wanted, vocab)");
         spans_.clear();
@@ -140,7 +151,7 @@ public:
                               row[8] != 0});
             if (row[9] > 0) select(spans_.back(), i % step.groups, row + 9, chosen);
         }
-        step.embedded = embedded.data();
+        step.embedded = embed(ids, positions);
         step.positions = positions.data();
         step.chunk_starts = chunk_starts.data();
         step.spans = spans_.data();
@@ -154,6 +165,31 @@ public:
 
 private:
     static constexpr int kColumns = 14;
+
+    struct Embedding {
+        int ggml_type;
+        Bytes stored;
+        float scale;
+        const float* positions;  // or null
+        size_t most_positions;
+    };
+
+    // (T, hidden), until the next call.
+    const float* embed(const Ints& ids, const Ints& positions) {
+        const size_t hidden = decoder_.config.hidden;
+        float* const embedded = embedded_.reserve(ids.size() * hidden);
+        for (size_t i = 0; i < ids.size(); i++) {
+            const int32_t id = ids.data()[i], position = positions.data()[i];
+            require(id >= 0 && id < static_cast<int64_t>(embedding_.stored.shape(0)), "no such token");
+            float* const row = embedded + i * hidden;
+            unpack_row(embedding_.ggml_type, embedding_.stored.data() + id * embedding_.stored.shape(1), int(hidden), row);
+            for (size_t c = 0; c < hidden && embedding_.scale != 1.0f; c++) row[c] *= embedding_.scale;
+            if (!embedding_.positions) continue;
+            require(position >= 0 && position < static_cast<int64_t>(embedding_.most_positions), "no such position");
+            for (size_t c = 0; c < hidden; c++) row[c] += embedding_.positions[position * hidden + c];
+        }
+        return embedded;
+    }
 
     // Rows of a table (n, 3), refused where they would reach beyond what is there or a token would have two adapters.
     std::vector<AdapterRun> runs_of(const Ints& table, int count) const {
@@ -220,6 +256,8 @@ private:
     }
 
     Decoder decoder_;
+    Embedding embedding_{};
+    Buffer<float> embedded_;
     std::deque<std::vector<float>> kept_;
     std::vector<Bytes> panels_;
     int adapters_ = 0;
@@ -253,6 +291,7 @@ void bind_step(nb::module_& m) {
             nb::arg("gated_mlp"), nb::arg("rotation_block"), nb::arg("query_scale"),
             nb::arg("attention_softcap"), nb::arg("logit_softcap"), nb::arg("threads"), nb::arg("variant"))
         .def("add_rope", &PyDecoder::add_rope)
+        .def("set_embedding", &PyDecoder::set_embedding)
         .def("set_norm", &PyDecoder::set_norm)
         .def("set_product", &PyDecoder::set_product)
         .def("set_update", &PyDecoder::set_update)

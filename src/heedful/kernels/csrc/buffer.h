@@ -1,4 +1,4 @@
-// Memory of a step's intermediate results.
+// Memory of arrays and of a step's intermediate results.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,26 @@
 #include <new>
 #include <utility>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace heedful {
+
+constexpr size_t kHugePage = size_t(2) << 20;
+
+// For std::free; in huge pages, where it is that much and the system gives them: products walk down columns of wide rows,
+// and would miss the address cache at every one.
+inline void* allocate(size_t bytes) {
+    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    const size_t whole = (bytes + alignment - 1) / alignment * alignment;
+    void* memory = std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
+    if (memory == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+    if (alignment == kHugePage) madvise(memory, whole, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
 
 // 64-byte aligned memory that only grows; contents are lost when it does.
 template <typename T>
@@ -19,9 +38,9 @@ public:
     T* reserve(size_t count) {
         if (count <= count_) return data_;
         std::free(data_);
-        const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-        data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-        if (!data_) throw std::bad_alloc();
+        data_ = nullptr;
+        count_ = 0;
+        data_ = static_cast<T*>(allocate(count * sizeof(T)));
         count_ = count;
         return data_;
     }

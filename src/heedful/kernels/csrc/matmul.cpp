@@ -133,9 +133,12 @@ __m256i broadcast_four(const int8_t* codes) {
 
 int tile_tokens(Format format) { return format == Format::f32 ? kFloatTokens : format == Format::w6 ? 5 : kTileTokens; }
 
+// A lone token's weights are not needed again before all others have passed: they are read past the L3 cache, so that what
+// else a step needs (Python's part of it too) stays there.
+template <int N>
 void prefetch(const uint8_t* at, int bytes) {
     const char* ahead = reinterpret_cast<const char*>(at + kPrefetchBytes);
-    for (int i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T0);
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch(ahead + i, N == 1 ? _MM_HINT_NTA : _MM_HINT_T0);
 }
 
 // A tile's sums of one panel; conditions stand outside of the loops, which are unrolled.
@@ -193,7 +196,7 @@ void tile_w4(const uint8_t* panel, int cols, const Token* tokens, const Target& 
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
     for (int k = 0; k < cols / kBlock; k++, panel += kW4Bytes) {
-        prefetch(panel, kW4Bytes);
+        prefetch<N>(panel, kW4Bytes);
         __m256i dots[N];
         HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
@@ -226,7 +229,7 @@ void tile_w8(const uint8_t* panel, int cols, const Token* tokens, const Target& 
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
     for (int k = 0; k < cols / kBlock; k++, panel += kW8Bytes) {
-        prefetch(panel, kW8Bytes);
+        prefetch<N>(panel, kW8Bytes);
         __m256i dots[N];
         HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
@@ -255,7 +258,7 @@ void tile_w6(const uint8_t* panel, int cols, const Token* tokens, const Target& 
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) sums[n] = _mm256_setzero_ps();
     for (int k = 0; k < cols / kBlock; k++, panel += kW6Bytes) {
-        prefetch(panel, kW6Bytes);
+        prefetch<N>(panel, kW6Bytes);
         __m256i dots[N];
         HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) dots[n] = _mm256_setzero_si256();
@@ -285,7 +288,7 @@ void tile_f16(const uint8_t* panel, int cols, const Token* tokens, const Target&
     HEEDFUL_UNROLL
     for (int n = 0; n < N; n++) even[n] = odd[n] = _mm256_setzero_ps();
     for (int c = 0; c + 1 < cols; c += 2) {
-        prefetch(panel + size_t(c) * 16, 64);
+        prefetch<N>(panel + size_t(c) * 16, 64);
         const __m256 first = load_halves(panel + size_t(c) * 16), second = load_halves(panel + size_t(c + 1) * 16);
         HEEDFUL_UNROLL
         for (int n = 0; n < N; n++) {

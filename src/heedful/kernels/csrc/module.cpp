@@ -11,10 +11,11 @@ void bind_elementwise(nanobind::module_& m);
 void bind_selection(nanobind::module_& m);
 void bind_step(nanobind::module_& m);
 void bind_encoder(nanobind::module_& m);
+void bind_texts(nanobind::module_& m);
 }  // namespace heedful
 
 NB_MODULE(_native, m) {
-    m.attr("API") = 2;  // of the calls and their arguments; kernels/native.py has the same number
+    m.attr("API") = 4;  // of the calls and their arguments; kernels/native.py has the same number
     m.def("variant", [] { return heedful::ops().name; }, "The kernel variant that this processor gets.");
     heedful::bind_matmul(m);
     heedful::bind_attention(m);
@@ -22,4 +23,5 @@ NB_MODULE(_native, m) {
     heedful::bind_selection(m);
     heedful::bind_step(m);
     heedful::bind_encoder(m);
+    heedful::bind_texts(m);
 }

@@ -12,6 +12,7 @@
     void matmul(const Matrix&, const Activations&, int, int, int, int, float*, int, const float*, bool);               \
     size_t page_bytes(KvFormat, int, int);                                                                             \
     void store_row(const PageBuffer&, int, int, int, const float*, const float*);                                      \
+    void expect_row(const PageBuffer&, int, int, int);                                                                 \
     void read_page(const PageBuffer&, int, int, float*, float*);                                                       \
     void attend(const PageBuffer*, const AttentionShape&, const KeyRun&, const QueryRows&, float*, void*);             \
     size_t attend_scratch_bytes(const AttentionShape&, int);                                                           \
@@ -30,7 +31,7 @@
 #define HEEDFUL_TABLE(variant)                                                                                         \
     {                                                                                                                  \
         #variant, variant::norm, variant::rotate, variant::hadamard, variant::activate, variant::quantize_activations, \
-            variant::matmul, variant::page_bytes, variant::store_row, variant::read_page, variant::attend,             \
+            variant::matmul, variant::page_bytes, variant::store_row, variant::expect_row, variant::read_page, variant::attend,             \
             variant::attend_scratch_bytes, variant::merge_parts, variant::place_keys, variant::attend_text,            \
             variant::attend_text_scratch_floats,                                                                       \
             variant::bounds_bytes, variant::store_bounds, variant::prepare_bounds_query,                               \

@@ -163,6 +163,9 @@ struct Ops {
     // of the same eight slots share bytes: one thread stores them.
     void (*store_row)(const PageBuffer& pages, int row, int kv_head, int slot, const float* key, const float* value);
 
+    // Brings near what store_row will write: it lies cold in memory, and a store waits for the lines that it shares.
+    void (*expect_row)(const PageBuffer& pages, int row, int kv_head, int slot);
+
     // What one KV head's keys and values of a page stand for, (64, D) floats each; either may be null.
     void (*read_page)(const PageBuffer& pages, int row, int kv_head, float* keys, float* values);
 

@@ -222,6 +222,20 @@ void store_row(const PageBuffer& pages, int row, int kv_head, int slot, const fl
     store_value(pages.format.values, value_side(pages, row, kv_head), pages.head_dim, slot, value);
 }
 
+void expect_row(const PageBuffer& pages, int row, int kv_head, int slot) {
+    const int dim = pages.head_dim;
+    const uint8_t *keys = key_side(pages, row, kv_head), *values = value_side(pages, row, kv_head);
+    const size_t key_elements = element_bytes(pages.format.keys, dim), value_elements = element_bytes(pages.format.values, dim);
+    const bool q4_keys = pages.format.keys == KvNumber::q4;
+    const size_t eight = (q4_keys ? key_side_bytes(KvNumber::q4, dim) : key_elements) / kPageGroups;
+    for (size_t at = 0; at < eight; at += 64) prefetch(keys + slot / kLanes * eight + at);
+    if (pages.format.keys == KvNumber::q8) prefetch(q8_scale_at(const_cast<uint8_t*>(keys), dim, slot));
+    const int together = pages.format.values == KvNumber::q4 ? kLanes : pages.format.values == KvNumber::q8 ? 2 : 1;
+    const size_t tokens = value_elements / kPageLen * together;
+    for (size_t at = 0; at < tokens; at += 64) prefetch(values + slot / together * tokens + at);
+    if (pages.format.values == KvNumber::q8) prefetch(q8_scale_at(const_cast<uint8_t*>(values), dim, slot));
+}
+
 void read_page(const PageBuffer& pages, int row, int kv_head, float* keys, float* values) {
     const int dim = pages.head_dim;
     for (int slot = 0; slot < kPageLen; ++slot) {

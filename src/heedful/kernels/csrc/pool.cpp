@@ -45,6 +45,17 @@ void pause_briefly() {
 #endif
 }
 
+}  // namespace
+
+bool Ahead::fetch_line() {
+    if (next >= end) return false;
+    __builtin_prefetch(next, 0, 2);  // into the second cache level
+    next += 64;
+    return true;
+}
+
+namespace {
+
 // A counter that one thread publishes and others wait on.
 class Signal {
   public:
@@ -57,8 +68,8 @@ class Signal {
     }
 
     // Returns once the value is no longer `old`.
-    void wait_past(uint32_t old) {
-        if (spin_past(old)) return;
+    void wait_past(uint32_t old, Ahead* ahead = nullptr) {
+        if (spin_past(old, ahead)) return;
         // Announced before the last look: either that sees the new value, or publish() sees the sleeper.
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         while (value_.load(std::memory_order_seq_cst) == old) sleep_on(old);
@@ -66,21 +77,21 @@ class Signal {
     }
 
   private:
-    bool spin_past(uint32_t old) {
+    bool spin_past(uint32_t old, Ahead* ahead) {
         const int short_spins = short_spins_.load(std::memory_order_relaxed);
-        const bool passed = spin_past(old, short_spins > 0 ? kShortSpin : kLongSpin);
+        const bool passed = spin_past(old, ahead, short_spins > 0 ? kShortSpin : kLongSpin);
         const int left = passed ? 0 : short_spins > 0 ? short_spins - 1 : kShortSpins;
         if (left != short_spins) short_spins_.store(left, std::memory_order_relaxed);  // a lost update is harmless
         return passed;
     }
 
-    bool spin_past(uint32_t old, std::chrono::microseconds limit) const {
+    bool spin_past(uint32_t old, Ahead* ahead, std::chrono::microseconds limit) const {
         if (value() != old) return true;
         const auto until = std::chrono::steady_clock::now() + limit;
         do {
             for (int i = 0; i < 32; i++) {
                 if (value() != old) return true;
-                pause_briefly();
+                if (ahead == nullptr || !ahead->fetch_line()) pause_briefly();
             }
         } while (std::chrono::steady_clock::now() < until);
         return false;
@@ -110,9 +121,9 @@ class Signal {
 // Threads that meet: the last to arrive lets the others go on.
 class Meeting {
   public:
-    void join(uint32_t count) {
+    void join(uint32_t count, Ahead* ahead = nullptr) {
         const uint32_t round = passed_.value();
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return passed_.wait_past(round);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return passed_.wait_past(round, ahead);
         arrived_.store(0, std::memory_order_relaxed);  // before anybody can arrive anew
         passed_.publish(round + 1);
     }
@@ -237,9 +248,9 @@ void Pool::run_erased(Erased body, const void* context) {
     region_of = nullptr;
 }
 
-void Pool::barrier() {
+void Pool::barrier(Ahead* ahead) {
     require(region_of == shared_.get(), "a barrier outside of a region of its pool; threads", threads_);
-    if (threads_ > 1) shared_->barriers.join(uint32_t(threads_));
+    if (threads_ > 1) shared_->barriers.join(uint32_t(threads_), ahead);
 }
 
 }  // namespace heedful

@@ -13,6 +13,12 @@
 
 namespace heedful {
 
+// Memory that a thread will read soon: while it waits it brings that nearer, line by line, as far as it gets.
+struct Ahead {
+    const char *next = nullptr, *end = nullptr;
+    bool fetch_line();  // false: nothing is left
+};
+
 class Pool {
   public:
     // `pinned`: thread i > 0 stays on the i-th processor that this process may use. Throws std::system_error when the
@@ -34,7 +40,7 @@ class Pool {
     }
 
     // In a region: returns when every thread of it has called this. What each wrote before is then visible to all.
-    void barrier();
+    void barrier(Ahead* ahead = nullptr);
 
   private:
     struct Shared;
