@@ -20,8 +20,8 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from heedful.mcp.catalog import Catalogue, ListedTool, ServerListing, make_catalogue
-from heedful.mcp.select import Selection, ToolSelector
+from heedful.mcp.catalogue.catalog import Catalogue, ListedTool, ServerListing, make_catalogue
+from heedful.mcp.catalogue.select import Selection, ToolSelector
 
 TESTS = Path(__file__).parent.parent / "tests"
 LOST = 0.01

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.mcp.config import config_from_json
-from heedful.mcp.delegate import Delegate, sure
-from heedful.mcp.select import ToolSelector
+from heedful.mcp.catalogue.select import ToolSelector
+from heedful.mcp.delegation.delegate import Delegate, sure
+from heedful.mcp.settings.config import config_from_json
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 

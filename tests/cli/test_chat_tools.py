@@ -27,11 +27,11 @@ from heedful.cli.generate import generate
 from heedful.cli.message_input import MessageReader
 from heedful.cli.terminal import LiveTerminal, Screen
 from heedful.errors import HeedfulError
-from heedful.mcp.blocking import McpThread
-from heedful.mcp.config import config_from_json
-from heedful.mcp.loop import ToolChat
-from heedful.mcp.read_result import READ_RESULT
-from heedful.mcp.turn import Called, Calling, Limits
+from heedful.mcp.calls.read_result import READ_RESULT
+from heedful.mcp.chat.loop import ToolChat
+from heedful.mcp.chat.turn import Called, Calling, Limits
+from heedful.mcp.client.blocking import McpThread
+from heedful.mcp.settings.config import config_from_json
 from heedful.testing import make_tiny_model
 
 SERVER = str(Path(__file__).parents[1] / "mcp" / "servers" / "office.py")

@@ -15,7 +15,7 @@ from mcp_types import ElicitRequestFormParams, ElicitRequestURLParams
 
 import heedful
 from heedful.cli.form_answer import answer_of
-from heedful.mcp.elicit import Answer, read_question
+from heedful.mcp.client.elicit import Answer, read_question
 from heedful.testing import make_tiny_model
 
 SERVER = str(Path(__file__).parents[1] / "mcp" / "servers" / "asking.py")

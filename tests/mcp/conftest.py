@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from real_servers import RealServers, installed
 
-from heedful.mcp.config import McpConfig, config_from_json
-from heedful.mcp.connection import Patience
+from heedful.mcp.client.connection import Patience
+from heedful.mcp.settings.config import McpConfig, config_from_json
 
 SERVERS = Path(__file__).parent / "servers"
 QUICK = Patience(start_s=30.0, backoff_first_s=0.01, backoff_most_s=0.05, breaker_failures=3, breaker_s=0.5)

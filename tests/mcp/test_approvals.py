@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from heedful.errors import McpConfigError
-from heedful.mcp.approvals import Approvals, Pin, approvals_path
-from heedful.mcp.config import ServerConfig, config_from_json
+from heedful.mcp.settings.approvals import Approvals, Pin, approvals_path
+from heedful.mcp.settings.config import ServerConfig, config_from_json
 
 ENTRY: dict[str, Any] = {"command": "server", "args": ["--x"], "cwd": "here", "env": {"TOKEN": "secret-value-1"}}
 

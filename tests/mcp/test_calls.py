@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from conftest import QUICK
 from heedful.errors import McpBadArguments, McpCallFailed, McpDenied, McpRepeated, McpUnknownTool
-from heedful.mcp.arguments import Arguments, fitted, parsed
-from heedful.mcp.call import CallDone, ToolCaller
-from heedful.mcp.catalog import CatalogTool, ToolHints
-from heedful.mcp.config import McpConfig, ServerConfig, config_from_json
-from heedful.mcp.handles import HandleStore
-from heedful.mcp.manager import McpManager
-from heedful.mcp.policy import lifetime_s, may_repeat, verdict
-from heedful.mcp.results import Budget, Shower
-from heedful.mcp.validate import has_more_values, is_quick
+from heedful.mcp.calls.call import CallDone, ToolCaller
+from heedful.mcp.calls.handles import HandleStore
+from heedful.mcp.calls.policy import lifetime_s, may_repeat, verdict
+from heedful.mcp.calls.results import Budget, Shower
+from heedful.mcp.catalogue.catalog import CatalogTool, ToolHints
+from heedful.mcp.client.manager import McpManager
+from heedful.mcp.schemas.arguments import Arguments, fitted, parsed
+from heedful.mcp.schemas.validate import has_more_values, is_quick
+from heedful.mcp.settings.config import McpConfig, ServerConfig, config_from_json
 
 Running = Callable[[Any], Any]
 Hostile = Callable[..., McpConfig]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.mcp.catalog import Catalogue, ListedTool, ServerListing, ToolHints, make_catalogue
+from heedful.mcp.catalogue.catalog import Catalogue, ListedTool, ServerListing, ToolHints, make_catalogue
 from heedful.text.tool_formats import checked_tools
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}

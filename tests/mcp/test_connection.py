@@ -19,8 +19,8 @@ import pytest
 
 from conftest import QUICK, SERVERS
 from heedful.errors import McpCallFailed, McpConfigError, McpServerDown, McpTimeout
-from heedful.mcp.config import McpConfig, ServerConfig, config_from_json
-from heedful.mcp.connection import Connection, Patience
+from heedful.mcp.client.connection import Connection, Patience
+from heedful.mcp.settings.config import McpConfig, ServerConfig, config_from_json
 
 Running = Callable[[Any], Any]
 Hostile = Callable[..., McpConfig]
@@ -240,7 +240,7 @@ def test_twenty_megabytes_cost_little_time(hostile: Hostile, running: Running) -
 
 
 def test_a_message_without_end_is_given_up(hostile: Hostile, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    import heedful.mcp.session as module
+    import heedful.mcp.client.session as module
 
     plain = module.stdio_transport
     monkeypatch.setattr(module, "stdio_transport", lambda *args: plain(*args, max_message_bytes=1_000_000))
@@ -404,8 +404,8 @@ def test_no_orphans_when_heedful_is_killed(mode: str, hostile: Hostile, tmp_path
     assert hasattr(server.launch, "argv")
     program = f"""
 import asyncio
-from heedful.mcp.config import config_from_json
-from heedful.mcp.connection import Connection
+from heedful.mcp.settings.config import config_from_json
+from heedful.mcp.client.connection import Connection
 entry = {{"command": {server.launch.command!r}, "args": {list(server.launch.args)!r}, "env": {{"MARK": {marker!r}}}}}
 async def main():
     connection = Connection(config_from_json({{"mcpServers": {{"x": entry}}}}).servers["x"])

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from heedful.mcp.catalog import ListedTool, ServerListing, make_catalogue
-from heedful.mcp.config import config_from_json
-from heedful.mcp.delegate import Delegate, Plan, sure
-from heedful.mcp.select import ToolSelector
+from heedful.mcp.catalogue.catalog import ListedTool, ServerListing, make_catalogue
+from heedful.mcp.catalogue.select import ToolSelector
+from heedful.mcp.delegation.delegate import Delegate, Plan, sure
+from heedful.mcp.settings.config import config_from_json
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "delegation"
 TEXT = {"type": "string"}

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from mcp_types import ElicitRequestFormParams, ElicitRequestURLParams
 
 from heedful.errors import BadParameter, McpCallFailed
-from heedful.mcp.config import McpConfig, config_from_json
-from heedful.mcp.connection import Connection
-from heedful.mcp.elicit import OMIT, Answer, Ask, Form, Link, Question, read_question, secret_in
-from heedful.mcp.manager import McpManager
+from heedful.mcp.client.connection import Connection
+from heedful.mcp.client.elicit import OMIT, Answer, Ask, Form, Link, Question, read_question, secret_in
+from heedful.mcp.client.manager import McpManager
+from heedful.mcp.settings.config import McpConfig, config_from_json
 
 Running = Callable[[Coroutine[Any, Any, Any]], Any]
 SERVER = str(Path(__file__).parent / "servers" / "asking.py")

@@ -17,10 +17,10 @@ from test_connection import processes, text
 
 from conftest import QUICK
 from heedful.errors import McpNotApproved, McpServerDown, McpTimeout, McpUnknownTool
-from heedful.mcp.approvals import Approvals
-from heedful.mcp.blocking import McpThread
-from heedful.mcp.config import McpConfig
-from heedful.mcp.manager import McpManager
+from heedful.mcp.client.blocking import McpThread
+from heedful.mcp.client.manager import McpManager
+from heedful.mcp.settings.approvals import Approvals
+from heedful.mcp.settings.config import McpConfig
 
 Running = Callable[[Any], Any]
 Hostile = Callable[..., McpConfig]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from heedful.errors import McpConfigError
-from heedful.mcp.config import HttpLaunch, StdioLaunch, config_from_json, read_config
-from heedful.mcp.variables import ReadyHttp, ReadyStdio, Secrets, ready_launch
+from heedful.mcp.settings.config import HttpLaunch, StdioLaunch, config_from_json, read_config
+from heedful.mcp.settings.variables import ReadyHttp, ReadyStdio, Secrets, ready_launch
 
 
 def one(entry: Any, **more: Any) -> Any:

@@ -20,11 +20,11 @@ from mcp_types import CallToolResult
 from heedful.cost.formulas import Shape, generation_cost
 from heedful.engine.embedder import load_embedder
 from heedful.engine.llm import LLM
-from heedful.mcp.server import RECEIPT_KEY, make_server
-from heedful.mcp.server_call import Call, Done, ServerTool
-from heedful.mcp.server_files import Roots
-from heedful.mcp.server_models import ModelNames, ServedModels
-from heedful.mcp.server_tools import heedful_tools
+from heedful.mcp.server.app import RECEIPT_KEY, make_server
+from heedful.mcp.server.call import Call, Done, ServerTool
+from heedful.mcp.server.files import Roots
+from heedful.mcp.server.models import ModelNames, ServedModels
+from heedful.mcp.server.tools import heedful_tools
 from heedful.testing import make_tiny_model
 
 Running = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.errors import BadParameter
-from heedful.mcp.server_files import MAX_FILE_BYTES, Roots
-from heedful.mcp.server_summary import (
+from heedful.mcp.server.files import MAX_FILE_BYTES, Roots
+from heedful.mcp.server.summary import (
     MAX_CANDIDATES,
     MIN_ROOM,
     NOTE_TOKENS,

@@ -16,13 +16,14 @@ import pytest
 from mcp import Client, MCPError
 from mcp_types import PromptReference, ResourceTemplateReference, ResourceUpdatedNotification
 
-from heedful.mcp import server_files, server_watch
-from heedful.mcp.server import make_server
-from heedful.mcp.server_call import Call, Done, ServerTool
-from heedful.mcp.server_files import MAX_FILE_BYTES, Roots
-from heedful.mcp.server_models import ModelNames, ServedModels
-from heedful.mcp.server_offer import heedful_server
-from heedful.mcp.server_resources import PAGE
+from heedful.mcp.server import files as server_files
+from heedful.mcp.server import watch as server_watch
+from heedful.mcp.server.app import make_server
+from heedful.mcp.server.call import Call, Done, ServerTool
+from heedful.mcp.server.files import MAX_FILE_BYTES, Roots
+from heedful.mcp.server.models import ModelNames, ServedModels
+from heedful.mcp.server.offer import heedful_server
+from heedful.mcp.server.resources import PAGE
 
 Running = Callable[[Coroutine[Any, Any, Any]], Any]
 MODES = ("legacy", "2026-07-28")

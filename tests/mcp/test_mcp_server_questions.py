@@ -11,14 +11,14 @@ import pytest
 from mcp import Client, MCPError
 from mcp_types import ElicitResult, InputRequiredResult
 
-from heedful.mcp import server_fetch
-from heedful.mcp.server import make_server
-from heedful.mcp.server_call import Call, Done, ServerTool
-from heedful.mcp.server_files import Roots
-from heedful.mcp.server_http import HttpSettings, make_app
-from heedful.mcp.server_models import ModelNames, ServedModels
-from heedful.mcp.server_offer import heedful_server
-from heedful.mcp.server_questions import form
+from heedful.mcp.server import fetch as server_fetch
+from heedful.mcp.server.app import make_server
+from heedful.mcp.server.call import Call, Done, ServerTool
+from heedful.mcp.server.files import Roots
+from heedful.mcp.server.http import HttpSettings, make_app
+from heedful.mcp.server.models import ModelNames, ServedModels
+from heedful.mcp.server.offer import heedful_server
+from heedful.mcp.server.questions import form
 
 Running = Callable[[Coroutine[Any, Any, Any]], Any]
 MODES = ("legacy", "2026-07-28")

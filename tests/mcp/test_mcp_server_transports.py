@@ -20,13 +20,13 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from heedful.listening import listen
-from heedful.mcp.config import config_from_json
-from heedful.mcp.manager import McpManager
-from heedful.mcp.server import make_server
-from heedful.mcp.server_files import Roots
-from heedful.mcp.server_http import HttpSettings, make_app, url_of
-from heedful.mcp.server_models import ModelNames, ServedModels
-from heedful.mcp.server_tools import heedful_tools
+from heedful.mcp.client.manager import McpManager
+from heedful.mcp.server.app import make_server
+from heedful.mcp.server.files import Roots
+from heedful.mcp.server.http import HttpSettings, make_app, url_of
+from heedful.mcp.server.models import ModelNames, ServedModels
+from heedful.mcp.server.tools import heedful_tools
+from heedful.mcp.settings.config import config_from_json
 from heedful.testing import make_tiny_model
 
 Running = Callable[[Coroutine[Any, Any, Any]], Any]

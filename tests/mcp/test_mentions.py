@@ -6,8 +6,8 @@ from zoneinfo import available_timezones
 
 import pytest
 
-from heedful.mcp.mentions import Request, occurrences, orders_change
-from heedful.mcp.places import places_in
+from heedful.mcp.delegation.mentions import Request, occurrences, orders_change
+from heedful.mcp.delegation.places import places_in
 
 
 @pytest.mark.parametrize(

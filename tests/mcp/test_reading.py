@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.mcp.mentions import Request
-from heedful.mcp.reading import read
-from heedful.mcp.say import said
+from heedful.mcp.calls.reading import read
+from heedful.mcp.delegation.mentions import Request
+from heedful.mcp.delegation.say import said
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(),

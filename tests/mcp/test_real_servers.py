@@ -14,10 +14,10 @@ import pytest
 from real_servers import RealServers
 
 from heedful.errors import McpTimeout
-from heedful.mcp.blocking import McpThread
-from heedful.mcp.catalog import ListedTool
-from heedful.mcp.config import config_from_json
-from heedful.mcp.connection import Patience
+from heedful.mcp.catalogue.catalog import ListedTool
+from heedful.mcp.client.blocking import McpThread
+from heedful.mcp.client.connection import Patience
+from heedful.mcp.settings.config import config_from_json
 
 PROTOCOLS = {
     **dict.fromkeys(["time", "git", "fetch"], "2026-07-28"),

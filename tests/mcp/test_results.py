@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.errors import McpHandleError
-from heedful.mcp.config import McpConfig
-from heedful.mcp.handles import HandleStore
-from heedful.mcp.json_path import at, parse_path
-from heedful.mcp.manager import McpManager
-from heedful.mcp.preview import shape
-from heedful.mcp.results import Budget, Shower, as_data, json_text, output_of
+from heedful.mcp.calls.handles import HandleStore
+from heedful.mcp.calls.json_path import at, parse_path
+from heedful.mcp.calls.preview import shape
+from heedful.mcp.calls.results import Budget, Shower, as_data, json_text, output_of
+from heedful.mcp.client.manager import McpManager
+from heedful.mcp.settings.config import McpConfig
 from heedful.text.chat import ChatTemplate
 
 JSON = st.recursive(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.mcp.schema import BadSchema, normalised
-from heedful.mcp.signature import brief_schema, signature, summary
+from heedful.mcp.schemas.normalise import BadSchema, normalised
+from heedful.mcp.schemas.signature import brief_schema, signature, summary
 
 
 def properties(**each: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import pytest
 
 from heedful.cost.formulas import Shape
 from heedful.decide.answer import Answers, ChoiceAnswer
-from heedful.mcp.bm25 import BM25, split_name, words
-from heedful.mcp.catalog import Catalogue, ListedTool, ServerListing, make_catalogue
-from heedful.mcp.rank import request_words
-from heedful.mcp.select import NONE, ToolSelector
+from heedful.mcp.catalogue.bm25 import BM25, split_name, words
+from heedful.mcp.catalogue.catalog import Catalogue, ListedTool, ServerListing, make_catalogue
+from heedful.mcp.catalogue.rank import request_words
+from heedful.mcp.catalogue.select import NONE, ToolSelector
 from heedful.text.tool_formats import checked_tools
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from heedful.mcp.mentions import Request
-from heedful.mcp.select_sql import Column, Table, compose, named_tables
+from heedful.mcp.delegation.mentions import Request
+from heedful.mcp.delegation.select_sql import Column, Table, compose, named_tables
 
 ROWS = [
     (1, "Ana", "tea", 14.5, "paid", "2026-01-03"),

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from heedful.engine.llm import LLM
-from heedful.mcp.blocking import McpThread
-from heedful.mcp.config import config_from_json
-from heedful.mcp.loop import ToolChat
-from heedful.mcp.turn import Called, Calling, Noted, Said, ToolTurn
+from heedful.mcp.chat.loop import ToolChat
+from heedful.mcp.chat.turn import Called, Calling, Noted, Said, ToolTurn
+from heedful.mcp.client.blocking import McpThread
+from heedful.mcp.settings.config import config_from_json
 from heedful.testing import make_tiny_model
 
 SERVER = str(Path(__file__).parent / "servers" / "office.py")

@@ -12,11 +12,11 @@ import pytest
 from real_servers import RealServers
 
 from heedful.engine.llm import LLM
-from heedful.mcp.blocking import McpThread
-from heedful.mcp.config import config_from_json
-from heedful.mcp.connection import Patience
-from heedful.mcp.loop import ToolChat
-from heedful.mcp.turn import ToolTurn
+from heedful.mcp.chat.loop import ToolChat
+from heedful.mcp.chat.turn import ToolTurn
+from heedful.mcp.client.blocking import McpThread
+from heedful.mcp.client.connection import Patience
+from heedful.mcp.settings.config import config_from_json
 
 READING = ["list_tables", "describe_table", "read_query"]
 

@@ -16,8 +16,8 @@ from tests.server.running import RunningServer, start_server
 from heedful.decide.answer import ChoiceAnswer
 from heedful.decide.question import Question, State
 from heedful.errors import PolicyError
-from heedful.mcp.approvals import Approvals
-from heedful.mcp.config import read_config
+from heedful.mcp.settings.approvals import Approvals
+from heedful.mcp.settings.config import read_config
 from heedful.router.choose import Chooser
 from heedful.router.ledger import read_ledger
 from heedful.router.signals import Asked, signals_of
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def routed(folder: Path, tiny_dir: Path) -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEEDFUL_DATA", str(folder / "data"))
-        from heedful.mcp.blocking import McpThread
+        from heedful.mcp.client.blocking import McpThread
 
         config = read_config(folder / "servers.json")
         with McpThread(config, trust=True) as manager:

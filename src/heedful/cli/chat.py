@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from heedful.cli.message_input import MessageReader
     from heedful.cli.terminal import LiveTerminal, Screen
     from heedful.engine.llm import LLM
-    from heedful.mcp.catalog import CatalogTool
-    from heedful.mcp.elicit import Answer, Question
+    from heedful.mcp.catalogue.catalog import CatalogTool
+    from heedful.mcp.client.elicit import Answer, Question
     from heedful.request import CachePolicy
 
 MOST_ANSWER_TOKENS = 1024

@@ -27,9 +27,9 @@ from heedful.errors import HeedfulError, UsageError
 
 if TYPE_CHECKING:
     from heedful.engine.engine import Live
-    from heedful.mcp.catalog import CatalogTool
-    from heedful.mcp.elicit import Answer, Question
-    from heedful.mcp.loop import ToolChat
+    from heedful.mcp.catalogue.catalog import CatalogTool
+    from heedful.mcp.chat.loop import ToolChat
+    from heedful.mcp.client.elicit import Answer, Question
 
 LISTED_CHATS = 20
 TAIL_MESSAGES = 4

@@ -23,8 +23,8 @@ from heedful.errors import ContextOverflow, HistoryError, UsageError
 
 if TYPE_CHECKING:
     from heedful.engine.llm import LLM, TextStream
-    from heedful.mcp.loop import ToolChat
-    from heedful.mcp.turn import ToolTurn
+    from heedful.mcp.chat.loop import ToolChat
+    from heedful.mcp.chat.turn import ToolTurn
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from heedful.errors import BadParameter
-from heedful.mcp.elicit import OMIT, Answer, Field, Form, Link, Question
-from heedful.mcp.results import as_data
+from heedful.mcp.calls.results import as_data
+from heedful.mcp.client.elicit import OMIT, Answer, Field, Form, Link, Question
 
 MOST_TRIES = 5
 """For one field, before the question is declined."""

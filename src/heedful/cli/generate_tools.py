@@ -13,7 +13,7 @@ from heedful.errors import BadParameter
 
 if TYPE_CHECKING:
     from heedful.engine.llm import LLM
-    from heedful.mcp.turn import ToolTurn
+    from heedful.mcp.chat.turn import ToolTurn
 
 
 def check_for_answer(mcp: Path | None, trust: bool, conversation: Any, others: Mapping[str, bool]) -> None:
@@ -41,7 +41,7 @@ def answer_with_tools(
 ) -> None:
     """Nobody is asked: calls that the policy asks about are refused. Ctrl-C cancels the call that is under way."""
     from heedful.cli.tool_answer import call_text
-    from heedful.mcp.turn import Calling, Noted, Said
+    from heedful.mcp.chat.turn import Calling, Noted, Said
 
     if messages[-1].get("role") != "user":
         raise BadParameter("--messages", "must end with the user's message, for tools to answer it")

@@ -18,14 +18,14 @@ from heedful.errors import BadParameter, McpNotApproved, McpUnknownTool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from heedful.mcp.approvals import Approvals
-    from heedful.mcp.blocking import McpThread
-    from heedful.mcp.call import CallDone
-    from heedful.mcp.catalog import Catalogue, NotOffered
-    from heedful.mcp.config import McpConfig, ServerConfig
-    from heedful.mcp.elicit import Answer, Ask, Question
-    from heedful.mcp.handles import Handle
-    from heedful.mcp.select import SchemaVisits, Selection
+    from heedful.mcp.calls.call import CallDone
+    from heedful.mcp.calls.handles import Handle
+    from heedful.mcp.catalogue.catalog import Catalogue, NotOffered
+    from heedful.mcp.catalogue.select import SchemaVisits, Selection
+    from heedful.mcp.client.blocking import McpThread
+    from heedful.mcp.client.elicit import Answer, Ask, Question
+    from heedful.mcp.settings.approvals import Approvals
+    from heedful.mcp.settings.config import McpConfig, ServerConfig
     from heedful.weights.load import LoadedModel
 
 app = typer.Typer(help="Tools of MCP servers: list, approve, call, choose the few that a request needs; serve our own.")
@@ -130,10 +130,10 @@ def call(
     found, approvals = _read(config)
     from heedful.cli.message_input import stdin_is_typed
     from heedful.cli.tool_options import asking
-    from heedful.mcp.call import ToolCaller
-    from heedful.mcp.desk import Desk
-    from heedful.mcp.handles import HandleStore
-    from heedful.mcp.results import Shower
+    from heedful.mcp.calls.call import ToolCaller
+    from heedful.mcp.calls.handles import HandleStore
+    from heedful.mcp.calls.results import Shower
+    from heedful.mcp.client.desk import Desk
 
     given = _arguments(sys.stdin.read() if arguments == "-" else arguments)
     only = type(found)({each.name: each for each in _chosen(found, [server])}, found.source)
@@ -185,7 +185,7 @@ def select(
     found, approvals = _read(config)
     from heedful.cost.formulas import Shape
     from heedful.engine.embedder import load_embedder
-    from heedful.mcp.select import ToolSelector
+    from heedful.mcp.catalogue.select import ToolSelector
     from heedful.weights.load import load
 
     loaded = load(model)
@@ -206,14 +206,14 @@ def select(
 
 
 def _read(path: Path) -> tuple[McpConfig, Approvals]:
-    from heedful.mcp.approvals import Approvals
-    from heedful.mcp.config import read_config
+    from heedful.mcp.settings.approvals import Approvals
+    from heedful.mcp.settings.config import read_config
 
     return read_config(path), Approvals.open()
 
 
 def _manager(config: McpConfig, approvals: Approvals, trust: bool, ask: Ask | None = None) -> McpThread:
-    from heedful.mcp.blocking import McpThread
+    from heedful.mcp.client.blocking import McpThread
 
     return McpThread(config, approvals, trust=trust, ask=ask)
 
@@ -338,7 +338,7 @@ def _print_part(handle: Handle, path: str | None, grep: str | None, span: tuple[
 
 def _print_blocks(done: CallDone) -> None:
     """All of a result, as its server sent it; on a terminal without what would move the cursor."""
-    from heedful.mcp.lint import visible
+    from heedful.mcp.catalogue.lint import visible
 
     assert done.result is not None, done
     for block in done.result.content:

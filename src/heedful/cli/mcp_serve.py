@@ -17,9 +17,9 @@ from heedful.weights.source_names import default_model
 if TYPE_CHECKING:
     from types import FrameType
 
-    from heedful.mcp.server_files import Roots
-    from heedful.mcp.server_http import HttpSettings
-    from heedful.mcp.server_models import ModelNames
+    from heedful.mcp.server.files import Roots
+    from heedful.mcp.server.http import HttpSettings
+    from heedful.mcp.server.models import ModelNames
 
 KEY_VARIABLE = "HEEDFUL_API_KEY"
 DEFAULT_PORT = 8090
@@ -63,9 +63,9 @@ def serve(
     if threads is not None and not 1 <= threads <= 1024:
         raise BadParameter("--threads", "must be between 1 and 1024")
     from heedful.decide.load import default_decider
-    from heedful.mcp.server_files import Roots
-    from heedful.mcp.server_http import HttpSettings
-    from heedful.mcp.server_models import ModelNames
+    from heedful.mcp.server.files import Roots
+    from heedful.mcp.server.http import HttpSettings
+    from heedful.mcp.server.models import ModelNames
 
     roots = Roots(root or [])
     names = ModelNames(model, decider or default_decider(), embedder, threads)
@@ -86,7 +86,7 @@ def serve(
 def _check_names(names: ModelNames) -> None:
     """Here, where somebody reads it, rather than at the first call. Fetches nothing. Raises SourceError."""
     from heedful.decide.load import BUILT_IN
-    from heedful.mcp.server_models import names_remote
+    from heedful.mcp.server.models import names_remote
     from heedful.weights.source_names import parse_source
 
     for name in (names.generator, names.embedder):
@@ -100,9 +100,9 @@ def _keys() -> tuple[str, ...]:
 
 
 async def _stdio(names: ModelNames, roots: Roots) -> None:
-    from heedful.mcp.server import serve_stdio
-    from heedful.mcp.server_models import ServedModels
-    from heedful.mcp.server_offer import heedful_server
+    from heedful.mcp.server.app import serve_stdio
+    from heedful.mcp.server.models import ServedModels
+    from heedful.mcp.server.offer import heedful_server
 
     if sys.stdin.isatty():
         print("heedful: speaking MCP on stdin and stdout, for a program at the other end; Ctrl-C ends", file=sys.stderr)
@@ -121,9 +121,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 async def _http(names: ModelNames, roots: Roots, settings: HttpSettings) -> None:
     from heedful.listening import listen
-    from heedful.mcp.server_http import serve_http, url_of
-    from heedful.mcp.server_models import ServedModels
-    from heedful.mcp.server_offer import heedful_server
+    from heedful.mcp.server.http import serve_http, url_of
+    from heedful.mcp.server.models import ServedModels
+    from heedful.mcp.server.offer import heedful_server
 
     listening = listen(settings.host, settings.port)
     models = ServedModels(names)

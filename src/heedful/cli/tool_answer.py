@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.terminal import LiveTerminal, Screen
-from heedful.mcp.results import as_data
-from heedful.mcp.turn import Called, Calling, Noted, Said, ToolTurn
+from heedful.mcp.calls.results import as_data
+from heedful.mcp.chat.turn import Called, Calling, Noted, Said, ToolTurn
 
 if TYPE_CHECKING:
     from heedful.engine.engine import Live
-    from heedful.mcp.catalog import CatalogTool
-    from heedful.mcp.select import Selection
+    from heedful.mcp.catalogue.catalog import CatalogTool
+    from heedful.mcp.catalogue.select import Selection
 
 _SHOWN_CHARS = 200
 

@@ -15,10 +15,10 @@ from heedful.errors import BadParameter
 if TYPE_CHECKING:
     from heedful.engine.embedder import Embedder
     from heedful.engine.llm import LLM
-    from heedful.mcp.desk import Desk
-    from heedful.mcp.elicit import Answer, Question
-    from heedful.mcp.elicit import Ask as AskServers
-    from heedful.mcp.loop import Ask, ToolChat
+    from heedful.mcp.chat.loop import Ask, ToolChat
+    from heedful.mcp.client.desk import Desk
+    from heedful.mcp.client.elicit import Answer, Question
+    from heedful.mcp.client.elicit import Ask as AskServers
 
 Mcp = Annotated[
     Path | None, typer.Option("--mcp", help="Tools of the MCP servers that this mcpServers file names. docs/mcp.md.")
@@ -39,9 +39,9 @@ def check_tools(file: Path | None, *, trust: bool, can_ask: bool) -> None:
         if trust:
             raise BadParameter("--mcp-trust", "needs servers", "Name their file: --mcp servers.json")
         return
-    from heedful.mcp.approvals import Approvals
-    from heedful.mcp.config import read_config
-    from heedful.mcp.manager import not_approved
+    from heedful.mcp.client.manager import not_approved
+    from heedful.mcp.settings.approvals import Approvals
+    from heedful.mcp.settings.config import read_config
 
     config, approvals = read_config(file), Approvals.open()
     if not config.servers:
@@ -69,12 +69,12 @@ def opened_tools(
     if file is None:
         yield None
         return
-    from heedful.mcp.approvals import Approvals
-    from heedful.mcp.blocking import McpThread
-    from heedful.mcp.config import McpConfig, read_config
-    from heedful.mcp.desk import Desk
-    from heedful.mcp.loop import ToolChat
-    from heedful.mcp.manager import not_approved
+    from heedful.mcp.chat.loop import ToolChat
+    from heedful.mcp.client.blocking import McpThread
+    from heedful.mcp.client.desk import Desk
+    from heedful.mcp.client.manager import not_approved
+    from heedful.mcp.settings.approvals import Approvals
+    from heedful.mcp.settings.config import McpConfig, read_config
 
     config, approvals = read_config(file), Approvals.open()
     unknown = [] if trust else [server for server in config.servers.values() if not approvals.is_approved(server)]
@@ -108,8 +108,8 @@ def _embedder(name: str) -> Embedder | None:
 def agree(file: Path, server: str) -> bool:
     """Shows a server's command and tools and asks, as `heedful mcp approve` does."""
     from heedful.cli.mcp import approve
-    from heedful.mcp.approvals import Approvals
-    from heedful.mcp.config import read_config
+    from heedful.mcp.settings.approvals import Approvals
+    from heedful.mcp.settings.config import read_config
 
     print(f"MCP server {server!r} has not been agreed to yet.", file=sys.stderr)
     approve([server], config=file, yes=False, forget=False)

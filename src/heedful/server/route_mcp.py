@@ -32,10 +32,10 @@ from heedful.router.target import Opened, WholeAnswer
 from heedful.server.ids import new_id
 
 if TYPE_CHECKING:
-    from heedful.mcp.call import CallDone, ToolCaller
-    from heedful.mcp.catalog import CatalogTool, Catalogue
-    from heedful.mcp.config import McpConfig
-    from heedful.mcp.manager import McpManager
+    from heedful.mcp.calls.call import CallDone, ToolCaller
+    from heedful.mcp.catalogue.catalog import CatalogTool, Catalogue
+    from heedful.mcp.client.manager import McpManager
+    from heedful.mcp.settings.config import McpConfig
 
 log = logging.getLogger("heedful.server")
 
@@ -106,8 +106,8 @@ class McpTarget:
 
     async def _found(self) -> tuple[Catalogue, CatalogTool]:
         """Raises McpError."""
-        from heedful.mcp.approvals import Approvals
-        from heedful.mcp.manager import McpManager
+        from heedful.mcp.client.manager import McpManager
+        from heedful.mcp.settings.approvals import Approvals
 
         if self._manager is None:
             self._manager = McpManager(self._config, Approvals.open())
@@ -119,9 +119,9 @@ class McpTarget:
 
     def _caller(self) -> ToolCaller:
         """Nobody is there to be asked: what the servers' file does not allow is denied."""
-        from heedful.mcp.call import ToolCaller
-        from heedful.mcp.handles import HandleStore
-        from heedful.mcp.results import Shower
+        from heedful.mcp.calls.call import ToolCaller
+        from heedful.mcp.calls.handles import HandleStore
+        from heedful.mcp.calls.results import Shower
 
         assert self._manager is not None
         return ToolCaller(self._manager, Shower(HandleStore()))
@@ -141,8 +141,8 @@ class McpTarget:
 
     async def _from_the_message(self, asked: Asked, catalogue: Catalogue, tool: CatalogTool) -> JSON:
         """Only where one way to fill them is sure."""
-        from heedful.mcp.fill import Filler
-        from heedful.mcp.mentions import Request
+        from heedful.mcp.delegation.fill import Filler
+        from heedful.mcp.delegation.mentions import Request
 
         async def ask_nobody(tool: CatalogTool, arguments: Mapping[str, Any]) -> None: ...
 
@@ -157,10 +157,10 @@ class McpTarget:
 
     def _said(self, asked: Asked, arguments: JSON, done: CallDone) -> str:
         """Raises TargetFailed where the result does not hold it."""
-        from heedful.mcp.json_path import at
-        from heedful.mcp.mentions import Request
-        from heedful.mcp.reading import read
-        from heedful.mcp.say import said
+        from heedful.mcp.calls.json_path import at
+        from heedful.mcp.calls.reading import read
+        from heedful.mcp.delegation.mentions import Request
+        from heedful.mcp.delegation.say import said
 
         assert done.output is not None, done
         if done.output.is_error:
@@ -217,7 +217,7 @@ class McpTarget:
 
 def _config_of(spec: McpSpec) -> McpConfig:
     """The one server of the file. Raises PolicyError."""
-    from heedful.mcp.config import read_config
+    from heedful.mcp.settings.config import read_config
 
     try:
         config = read_config(spec.config)

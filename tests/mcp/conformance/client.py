@@ -13,10 +13,10 @@ import sys
 from typing import Any
 
 from heedful.errors import McpCallFailed
-from heedful.mcp.catalog import CatalogTool
-from heedful.mcp.config import config_from_json
-from heedful.mcp.elicit import Answer, Form, Question
-from heedful.mcp.manager import McpManager
+from heedful.mcp.catalogue.catalog import CatalogTool
+from heedful.mcp.client.elicit import Answer, Form, Question
+from heedful.mcp.client.manager import McpManager
+from heedful.mcp.settings.config import config_from_json
 
 SAMPLES: dict[str, Any] = {"number": 5, "integer": 3, "string": "text", "boolean": True, "array": [], "object": {}}
 

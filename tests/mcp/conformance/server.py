@@ -12,10 +12,10 @@ from suite_texts import SuiteResources, suite_prompts
 from suite_tools import suite_tools
 
 from heedful.listening import listen
-from heedful.mcp.server_files import Roots
-from heedful.mcp.server_http import HttpSettings, serve_http
-from heedful.mcp.server_models import ModelNames, ServedModels
-from heedful.mcp.server_offer import heedful_server
+from heedful.mcp.server.files import Roots
+from heedful.mcp.server.http import HttpSettings, serve_http
+from heedful.mcp.server.models import ModelNames, ServedModels
+from heedful.mcp.server.offer import heedful_server
 
 
 async def main(port: int) -> None:

@@ -18,9 +18,9 @@ from mcp_types import (
 )
 from suite_tools import PIXEL, TOLD, resource
 
-from heedful.mcp.server_call import Call
-from heedful.mcp.server_prompts import PromptArgument, ServerPrompt, said
-from heedful.mcp.server_questions import form
+from heedful.mcp.server.call import Call
+from heedful.mcp.server.prompts import PromptArgument, ServerPrompt, said
+from heedful.mcp.server.questions import form
 
 CONTEXT = form("What context should the prompt use?", {"context": {"type": "string"}}, ["context"])
 WORDS = ("testing", "text", "paris")

@@ -23,8 +23,8 @@ from mcp_types import (
 )
 
 from heedful.errors import UsageError
-from heedful.mcp.server_call import Call, Done, ServerTool
-from heedful.mcp.server_questions import form
+from heedful.mcp.server.call import Call, Done, ServerTool
+from heedful.mcp.server.questions import form
 
 TOLD = "Of the conformance suite."
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
