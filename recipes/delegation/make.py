@@ -4,7 +4,7 @@ as transcripts of `heedful chat` with its receipts, each answer judged.
     python recipes/delegation/make.py [--show] [--first]
 
 Needs the `test` and `mcp` extras, git, and the servers that tests/mcp/real_servers.py fetches from PyPI and npm once.
---show prints instead of writing the page; --first asks the first twelve only.
+--show prints instead of writing the page; --first asks the first twelve only, and prints: the page wants all.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def main() -> None:
             rows = getattr(questions, name)(folder)
             sets.append((name, asked(folder, rows, servers), asked(folder, rows, None)))
             print(f"{name}: {score(sets[-1][1])} with tools, {score(sets[-1][2])} without", file=sys.stderr)
-    if options.show:
+    if options.show or options.first:
         for _, with_tools, without in sets:
             print(transcript(with_tools), transcript(without), sep="\n\n")
         return
