@@ -148,16 +148,16 @@ def test_two_replicas(tiny: Path, single: LLM, tmp_path: Path) -> None:
 def one_killed(url: str, single: LLM) -> None:
     """In the middle of answers: its clients are told, the others' answers go on, and it is replaced."""
     home = {prefix: ask(url, body_of(prefix, "where?"))[1] for prefix in PREFIXES}
-    first = home[PREFIXES[0]]
     assert len(set(home.values())) == 2
-    elsewhere = next(prefix for prefix in PREFIXES if home[prefix] != first)
+    elsewhere = next(prefix for prefix in PREFIXES if home[prefix] != home[PREFIXES[0]])
     long = {"max_tokens": 1000, "stream": True}
 
     def stream(prefix: str) -> Any:
         return httpx.stream("POST", f"{url}/v1/chat/completions", json=body_of(prefix, "go on", **long), timeout=60)
 
     with stream(PREFIXES[0]) as dying, stream(elsewhere) as other:
-        assert (dying.headers["x-heedful-replica"], other.headers["x-heedful-replica"]) == (first, home[elsewhere])
+        first = dying.headers["x-heedful-replica"]  # its home, unless that had more to do
+        assert other.headers["x-heedful-replica"] != first
         lines = dying.iter_lines()
         next(line for line in lines if line.startswith("data: {"))
         os.kill(pid_of(first), signal.SIGKILL)

@@ -120,8 +120,10 @@ def test_an_answer_streams_and_its_cost_is_drawn(home: RunningServer, browser: B
     browser.write(ENDLESS)
     browser.keys(ENTER)
     browser.until(lambda: browser.text("article[aria-busy] .body"), "text while the answer is written")
-    browser.until(lambda: "tokens/s" in browser.text("article[aria-busy] .figures"), "tokens/s while it is written")
-    assert browser.is_answering()
+    browser.until(
+        lambda: browser.is_answering() and "tokens/s" in browser.text("article[aria-busy] .figures"),
+        "tokens/s while it is written",
+    )
     browser.until(lambda: not browser.is_answering(), "the end")
     assert re.search(r"2,500 tokens\s*[\d.]+ tokens/s", browser.text(".figures"))
     assert re.search(r"~[\d.,]+ J \(estimated [\d.,]+–[\d.,]+\)", browser.text(".figures"))
