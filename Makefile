@@ -93,7 +93,9 @@ decider: $(TEST_INSTALLED)
 	done
 	$(DECIDER_TRAIN) --config recipes/decider/first.toml --out build/decider/runs/first
 	$(DECIDER_TRAIN) --config recipes/decider/cool.toml --out build/decider/runs/cool
-	$(BIN)/python -m recipes.decider.checkpoint build/decider/model build/decider/runs/first build/decider/runs/cool
+	$(DECIDER_TRAIN) --config recipes/decider/again.toml --out build/decider/runs/again
+	$(BIN)/python -m recipes.decider.checkpoint build/decider/model \
+	  build/decider/runs/first build/decider/runs/cool build/decider/runs/again
 	$(BIN)/python -m recipes.decider.evaluate build/decider/model recipes/decider/results.json \
 	  --beside build/decider/ce_short build/decider/rlcd_short
 	$(BIN)/python -m recipes.decider.ship build/decider/model recipes/decider/results.json

@@ -1,5 +1,5 @@
 """Lays down the order in which rows are trained on, since some domains are worth more than others:
-python -m recipes.decider.drawn. build/decider/drawn/{first,cool,short,validation}.jsonl, as heedful train reads them.
+python -m recipes.decider.drawn. build/decider/drawn/{first,cool,again,short,validation}.jsonl, as heedful train reads them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import islice
 from recipes.decider.data import BUILD, SHARES
 from recipes.decider.rows import TRAIN, VALIDATION, Row, read_rows
 
-SEED = 7
+SEED, AGAIN_SEED = 7, 8
 BATCH = 8
-STEPS, COOLING_STEPS, SHORT_STEPS = 5000, 800, 100
+STEPS, COOLING_STEPS, AGAIN_STEPS, SHORT_STEPS = 5000, 800, 6000, 100
 SHORT_DOMAINS = ("topics", "intents")
 """What the two losses are compared on."""
 
@@ -26,13 +26,14 @@ def main() -> None:
     of_short = drawn([row for row in rows if row.domain in SHORT_DOMAINS], SHARES)
     write_labelled("first", islice(order, STEPS * BATCH))
     write_labelled("cool", islice(order, COOLING_STEPS * BATCH))
+    write_labelled("again", islice(drawn(rows, SHARES, AGAIN_SEED), AGAIN_STEPS * BATCH))
     write_labelled("short", islice(of_short, SHORT_STEPS * BATCH))
     write_labelled("validation", read_rows(BUILD / f"{VALIDATION}.jsonl"))
 
 
-def drawn(rows: Sequence[Row], shares: Mapping[str, int]) -> Iterator[Row]:
+def drawn(rows: Sequence[Row], shares: Mapping[str, int], seed: int = SEED) -> Iterator[Row]:
     """Rows for ever: a domain as often as its share says, its own rows in turn, each time in a new order."""
-    rng, by_domain = random.Random(SEED), defaultdict(list)
+    rng, by_domain = random.Random(seed), defaultdict(list)
     for row in rows:
         by_domain[row.domain].append(row)
     weights = [shares[domain] for domain in by_domain]

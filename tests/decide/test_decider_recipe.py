@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.decider import packaged, rows
 from recipes.decider.checkpoint import facts_of, write_halves
-from recipes.decider.drawn import BATCH, COOLING_STEPS, STEPS, labelled
+from recipes.decider.drawn import AGAIN_STEPS, BATCH, COOLING_STEPS, STEPS, labelled
 from recipes.decider.evaluate import interval, keep_temperatures, most_frequent
 from recipes.decider.generated import FEELINGS, INTENTS, TOPICS, generated_domains
 from recipes.decider.rows import HELD_OUT_WHOLE, Row, choice, noul, one_hot, split_of, take
@@ -109,7 +109,8 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "decider"
 
 
 def test_the_rate_goes_on_where_the_first_part_stopped_and_cools_to_nothing() -> None:
-    first, cool = (changed(TrainSettings(), from_file(RECIPE / f"{name}.toml")) for name in ("first", "cool"))
+    names = ("first", "cool", "again")
+    first, cool, again = (changed(TrainSettings(), from_file(RECIPE / f"{name}.toml")) for name in names)
     assert (first.run.steps, cool.run.steps, first.decide.batch) == (STEPS, COOLING_STEPS, BATCH) == (5000, 800, 8)
     rates = [5e-4 * rate_share(step, 5000, first.optim) for step in range(5000)]
     warm = 240
@@ -120,8 +121,12 @@ def test_the_rate_goes_on_where_the_first_part_stopped_and_cools_to_nothing() ->
     cooled = [1.5e-4 * rate_share(step, 800, cool.optim) for step in range(800)]
     assert cooled[0] == pytest.approx(rates[-1], rel=0.1)
     assert cooled == pytest.approx([1.5e-4 * (1 - step / 800) for step in range(800)], abs=3e-7)
-    assert cool.model.base == "build/decider/runs/first"
-    for settings in (first, cool):
+    assert (cool.model.base, again.model.base) == ("build/decider/runs/first", "build/decider/runs/cool")
+    assert again.run.steps == AGAIN_STEPS
+    warmed = [rate_share(step, 6000, again.optim) for step in (59, 60, 5999)]
+    assert warmed[:2] == pytest.approx([1, 1])
+    assert warmed[2] == pytest.approx(0, abs=1e-6)
+    for settings in (first, cool, again):
         assert (settings.lora.rank, settings.lora.told_alpha, settings.data.shuffle) == (16, 32, False)
         complete(settings)
 
