@@ -1,5 +1,6 @@
 """Lays down the order in which rows are trained on, since some domains are worth more than others:
-python -m recipes.decider.drawn. build/decider/drawn/{first,cool,again,short,validation}.jsonl, as heedful train reads them.
+python -m recipes.decider.drawn. Makes build/decider/drawn/{first,cool,again,short,validation}.jsonl, as heedful train
+reads them.
 """
 
 from __future__ import annotations
