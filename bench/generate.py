@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
-import sys
 from dataclasses import asdict
 from time import perf_counter
 from typing import Any
@@ -38,7 +36,6 @@ def main() -> None:
         "model": args.model,
         "threads": llm.engine.runner.threads,
         "load_seconds": round(load_seconds, 2),
-        "start_to_first_token_seconds": None if args.no_start else _first_token_seconds(args.model, args.runner),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "cases": cases,
     }
@@ -50,32 +47,8 @@ def _case(llm: LLM, context: int, policy: CachePolicy, args: argparse.Namespace)
     return measure_speed(llm.engine, context, policy=policy, decode_tokens=args.decode, repeats=args.repeats)
 
 
-def _first_token_seconds(model: str, runner: str) -> float:
-    """Whole `heedful generate` process, one token, warm: the second of two runs."""
-    command = [
-        sys.executable,
-        "-m",
-        "heedful",
-        "generate",
-        "-m",
-        model,
-        "--runner",
-        runner,
-        "--max-tokens",
-        "1",
-        "Once",
-    ]
-    seconds = []
-    for _ in range(2):
-        began = perf_counter()
-        subprocess.run([*command, "--max-tokens", "1", "Once"], check=True, capture_output=True)
-        seconds.append(perf_counter() - began)
-    return round(seconds[-1], 2)
-
-
 def _print_table(result: dict[str, Any]) -> None:
     print(f"{result['model']}, {result['runner']}, {result['threads']} threads, loaded in {result['load_seconds']} s")
-    print(f"first token {result['start_to_first_token_seconds']} s after start", end=", ")
     print(f"peak memory {result['peak_memory_bytes'] / 1e6:,.0f} MB")
     print("\n context  prefill tok/s  decode tok/s  KV held MB  KV read GB           visits  policy")
     for case in result["cases"]:
@@ -94,7 +67,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--runner", default="auto", choices=["auto", "native", "torch"])
-    parser.add_argument("--no-start", action="store_true", help="do not time whole processes")
     parser.add_argument("--policy", nargs="+", default=[""], help="specs as heedful eval policy reads them")
     return parser.parse_args()
 

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _commands(args: argparse.Namespace, fill: int) -> dict[str, list[str]]:
-    own = [sys.executable, str(HERE / "generate.py"), args.model, "--fill", str(fill), "--no-start"]
+    own = [sys.executable, str(HERE / "generate.py"), args.model, "--fill", str(fill)]
     own += ["--policy", args.policy]
     peers = {
         "llama": [args.llama, str(HERE / "peer_llama_cpp.py"), args.model, "--fill", str(fill)],

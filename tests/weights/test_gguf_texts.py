@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_native_and_plain_read_the_same(texts: list[bytes], head: bytes, tail: b
 
 @pytest.mark.parametrize("read", [native.texts_at, texts_at], ids=["native", "plain"])
 @pytest.mark.parametrize("length", [4, 2**63, 2**64 - 8, 2**64 - 1])
-def test_a_text_beyond_the_data_is_not_read(read, length: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_text_beyond_the_data_is_not_read(read: Callable[..., tuple[list[str], int]], length: int) -> None:
     data = np.frombuffer(written([b"one"]) + struct.pack("<Q", length) + b"two", np.uint8)
     assert read(data, 0, 2) == (["one"], 11)
     assert read(data, len(data) + 1, 1) == ([], len(data) + 1)

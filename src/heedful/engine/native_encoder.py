@@ -65,6 +65,7 @@ class NativeEncoder:
         self._build_trunk(config, WeightsToPlace(weights), updates)
         if laya:
             self._build_head(laya[0], WeightsToPlace(laya[1]), first=config.num_layers)
+        del self._packer  # and its threads
         forget_pages(weights.values())
 
     def embed(self, texts: Sequence[Sequence[int]], mode: PoolingMode) -> Floats:

@@ -65,6 +65,7 @@ class NativeRunner:
         self._adapters = {name: number for number, name in enumerate(adapters or {})}
         """Their numbers in the kernels."""
         self.facts = replace(self.facts, adapters={n: self._add_adapter(n, a) for n, a in (adapters or {}).items()})
+        del self._packer  # and its threads
         self.cache = KVCache(
             config.windows,
             config.num_kv_heads,
