@@ -109,7 +109,9 @@ def read_config(path: Path) -> McpConfig:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise McpConfigError(f"{path} cannot be read: {error.strerror}", "Give a file of servers: --mcp FILE in chats, else --config FILE") from error
+        raise McpConfigError(
+            f"{path} cannot be read: {error.strerror}", "Give a file: --config FILE, for a chat --mcp FILE"
+        ) from error
     if len(data) > MAX_FILE_BYTES:
         raise McpConfigError(f"{path} has more than {MAX_FILE_BYTES:,} bytes", "A file of servers is small.")
     try:
