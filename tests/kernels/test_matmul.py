@@ -439,3 +439,22 @@ def test_zero_activations_give_the_bias(variant: str) -> None:
     for panel_format in FORMATS:
         case = make_case(panel_format, 10, 64, 3)
         np.testing.assert_array_equal(multiply(case, variant, np.zeros_like(case.x), bias=bias), np.tile(bias, (3, 1)))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_packed_in_the_background_is_there_when_it_has_finished(threads: int) -> None:
+    matrices = [(t, random_stored(t, rows, 512)) for t in (Ggml.Q4_1, Ggml.Q8_0, Ggml.F16) for rows in (1, 37, 4096)]
+    packer = native.Packer(threads)
+    for _ in range(2):  # it goes on after a finish
+        panels = [packer.start(ggml_type, stored.copy(), 512) for ggml_type, stored in matrices]
+        packer.finish()
+        for (ggml_type, stored), array in zip(matrices, panels, strict=True):
+            np.testing.assert_array_equal(array, native.Packer().pack(ggml_type, stored, 512))
+
+
+def test_a_packer_may_go_before_it_has_finished() -> None:
+    packer, stored = native.Packer(2), random_stored(Ggml.Q4_1, 4096, 2048)
+    panels = [packer.start(Ggml.Q4_1, stored, 2048) for _ in range(20)]
+    del packer
+    assert len(panels) == 20
+    native.Packer(2).finish()  # nothing to wait for

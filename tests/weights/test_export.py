@@ -235,8 +235,8 @@ def test_the_chat_template_is_the_loaded_one(tmp_path: Path) -> None:
         loaded = load(str(make_tiny_model(tmp_path / f"in-{chat}", chat=chat)))
         make_tiny_model(tmp_path / f"other-{chat}")
         (tmp_path / f"other-{chat}" / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
-        tokenizer = load(str(tmp_path / f"other-{chat}")).tokenizer
-        changed_model = replace(loaded, tokenizer=tokenizer)
+        other = load(str(tmp_path / f"other-{chat}"))
+        changed_model = replace(loaded, make_tokenizer=other.make_tokenizer)
         export_hf(changed_model, tmp_path / f"out-{chat}")
         export_gguf(changed_model, tmp_path / f"out-{chat}.gguf")
         for name in (f"out-{chat}", f"out-{chat}.gguf"):

@@ -27,12 +27,12 @@ from heedful.engine.make_runner import make_runner
 from heedful.errors import BadParameter, TemplateError, UsageError
 from heedful.request import CachePolicy, Finish, Request, SamplingParams, Sequence
 from heedful.sampling.sampler import Sampled
-from heedful.weights.adapter import Adapter, load_adapter
 from heedful.weights.load import LoadedModel, load
 from heedful.weights.source_names import default_model
 
 if TYPE_CHECKING:
     from heedful.sampling.grammar import Grammar
+    from heedful.weights.adapter import Adapter
 
 log = logging.getLogger("heedful")
 
@@ -92,7 +92,6 @@ class LLM:
         self.name = model
         self.speculate = speculate
         self.config = loaded.config
-        self.tokenizer = loaded.tokenizer
         self.context_len = context_len or loaded.config.context_len
         self.ledger = Ledger()
         self._lock = threading.RLock()
@@ -110,6 +109,7 @@ class LLM:
             kv_memory_bytes=kv_memory_bytes,
             adapters=read,
         )
+        self.tokenizer = loaded.tokenizer  # made while the native runner still packs weights
         self.policy = policy
         disk = None
         if prefix_cache is not None:
@@ -395,6 +395,8 @@ def _adapter(name: Any, source: Any, loaded: LoadedModel) -> Adapter:
         raise BadParameter("adapters", f"{name!r:.40} is no name")
     if not isinstance(source, str | os.PathLike):
         raise BadParameter("adapters", f"{source!r:.40} is not the source of one")
+    from heedful.weights.adapter import load_adapter  # few need it
+
     return load_adapter(os.fspath(source), loaded.config, loaded.weights)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from heedful.cache.policy import PAGE_LEN
 from heedful.engine.runner import Runner
@@ -12,8 +13,10 @@ from heedful.errors import BadParameter, CacheFull, UnsupportedModel
 from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.request import DEFAULT_KV_FORMAT, KV_ROW_BYTES, KVFormat
-from heedful.weights.adapter import Adapter
 from heedful.weights.load import LoadedModel
+
+if TYPE_CHECKING:
+    from heedful.weights.adapter import Adapter
 
 CACHE_MEMORY_SHARE = 0.6
 """Of the memory that is free once the weights are in, the most that the KV cache may grow to."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,16 @@ from heedful.kernels import native
 from heedful.models.config import ModelConfig
 from heedful.models.rope import Rope
 from heedful.request import Batch, KeySpan, KVFormat
-from heedful.weights.adapter import Adapter
 from heedful.weights.names import Weights, WeightsToPlace
 from heedful.weights.quantize import Floats
 from heedful.weights.tensor import StoredTensor, forget_pages
 
+if TYPE_CHECKING:
+    from heedful.weights.adapter import Adapter
+
 _NO_FLOATS = np.empty(0, dtype=np.float32)
 _GGML_F32 = 0
+_MOST_TO_PACK = 256 << 20  # bytes of a file that are kept in memory beside their panels
 _ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # their order is csrc/ops.h's
 _PRODUCTS = {"qkv": ("attn.q", "attn.k", "attn.v"), "out": ("attn.out",), "down": ("mlp.down",)}
 _NORMS = {"attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm"}
@@ -59,13 +62,16 @@ class NativeRunner:
         self._weights = WeightsToPlace(weights)
         self._embed = self._weights.take("embed.weight", (config.vocab_size, config.hidden_size))
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
-        self._decoder, self._packer = _new_decoder(config, threads, variant), native.module().Packer(threads)
+        self._decoder = _new_decoder(config, threads, variant)
+        self._packer = native.module().Packer(threads)
+        """Writes panels in the background, until the first step; None from then on."""
+        self._unpacked: list[StoredTensor] = []
+        """What it may still be reading."""
         self.facts = self._build()
         self._weights.require_none_left()
         self._adapters = {name: number for number, name in enumerate(adapters or {})}
         """Their numbers in the kernels."""
         self.facts = replace(self.facts, adapters={n: self._add_adapter(n, a) for n, a in (adapters or {}).items()})
-        del self._packer  # and its threads
         self.cache = KVCache(
             config.windows,
             config.num_kv_heads,
@@ -77,9 +83,11 @@ class NativeRunner:
         )
         self._arenas_known = 0
         self._set_layers()
-        forget_pages(weights.values())
 
     def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        if self._packer is not None:
+            self._finish_packing()
+            self._packer = None  # and its threads
         self._hand_over_arenas()
         chunks = batch.chunks
         self._move_pages(batch)
@@ -163,8 +171,14 @@ class NativeRunner:
             )
             for name, parts in self._products.items()
         )
-        forget_pages([self._embed])  # the file's; embedding rows are read from it again as tokens ask for them
+        if sum(tensor.blocks.nbytes for tensor in self._unpacked) > _MOST_TO_PACK:
+            self._finish_packing()
         return packed_bytes
+
+    def _finish_packing(self) -> None:
+        self._packer.finish()
+        forget_pages([self._embed, *self._unpacked])  # the file's; embedding rows are read again as tokens ask for them
+        self._unpacked = []
 
     def _shape(self, part: str) -> tuple[int, int]:
         c = self.config
@@ -217,7 +231,8 @@ class NativeRunner:
         return int(layer), product, self._products[product].index(part)
 
     def _set_product(self, layer: int, name: str, parts: list[StoredTensor], bias: npt.NDArray[np.float32]) -> int:
-        packed = [_pack(part, self._panel_format, self._packer) for part in parts]
+        packed = [_start_to_pack(part, self._panel_format, self._packer) for part in parts]
+        self._unpacked += parts
         self._decoder.set_product(layer, name, packed, bias)
         return sum(panels.nbytes for *_, panels in packed)
 
@@ -233,15 +248,17 @@ def _pack_floats(values: Floats, packer: Any) -> npt.NDArray[np.uint8]:
     return panels
 
 
-def _pack(tensor: StoredTensor, wanted: str | None, packer: Any) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
-    """A matrix as panels: (panel format, rows, columns, panels).
+def _start_to_pack(
+    tensor: StoredTensor, wanted: str | None, packer: Any
+) -> tuple[int, int, int, npt.NDArray[np.uint8]]:
+    """A matrix as panels: (panel format, rows, columns, panels that `packer` will have written when it has finished).
 
     In panel format `wanted` where its columns come in blocks of 32, else at the stored precision (csrc/pack.h).
     """
     rows, columns = tensor.shape
     ggml_type, blocks = _ggml_blocks(tensor)
     form = wanted if wanted and columns % 32 == 0 else native.module().packed_format(ggml_type)
-    panels = packer.pack(ggml_type, blocks, columns, form)
+    panels = packer.start(ggml_type, blocks, columns, form)
     return native.PANEL_FORMATS.index(form), rows, columns, panels
 
 

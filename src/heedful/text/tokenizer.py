@@ -20,7 +20,6 @@ from typing import Any
 from heedful.errors import BadParameter
 from heedful.text.chat import ChatTemplate, Segment
 from heedful.text.gguf_vocabulary import gguf_vocabulary
-from heedful.text.json_vocabulary import json_vocabulary
 from heedful.text.vocabulary import Vocabulary
 
 
@@ -43,6 +42,8 @@ class Tokenizer:
 
         control: added tokens that are control tokens whatever the file says of them.
         """
+        from heedful.text.json_vocabulary import json_vocabulary  # a GGUF needs none
+
         return cls(json_vocabulary(path, control))
 
     @classmethod

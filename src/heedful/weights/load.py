@@ -6,9 +6,10 @@ The weights stay views of the mapped file in their stored format; a runner decid
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from heedful.models.config import ModelConfig, config_from_gguf, config_from_hf
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights import names
 from heedful.weights.gguf_file import read_gguf
-from heedful.weights.safetensors_file import read_safetensors
 from heedful.weights.source_names import Alias, parse_source
 from heedful.weights.sources import resolve
 from heedful.weights.tensor import StoredTensor
@@ -30,9 +30,15 @@ class LoadedModel:
     name: str
     path: Path
     config: ModelConfig
-    tokenizer: Tokenizer
+    make_tokenizer: Callable[[], Tokenizer]
     weights: dict[str, StoredTensor]
     """By the names of weights/names.py."""
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Made when it is first asked for, as it takes as long as packing a small model. Raises as load() does."""
+        with _strange_values_named(self.path):
+            return self.make_tokenizer()
 
 
 def load(name: str, *, accept_licence: bool = False) -> LoadedModel:
@@ -114,9 +120,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_folder(name: str, folder: Path) -> LoadedModel:
+    from heedful.weights.safetensors_file import read_safetensors  # a GGUF needs none
+
     config = config_from_hf(read_json(folder / "config.json"))
     weights = names.from_hf(read_safetensors(folder), config)
-    return LoadedModel(name, folder, config, Tokenizer.from_file(folder / "tokenizer.json"), weights)
+    return LoadedModel(name, folder, config, lambda: Tokenizer.from_file(folder / "tokenizer.json"), weights)
 
 
 def _load_adapted(name: str, folder: Path) -> LoadedModel:
@@ -137,13 +145,14 @@ def _load_adapted(name: str, folder: Path) -> LoadedModel:
         ) from error
     weights = merged_weights(base.weights, load_adapter(str(folder), base.config, base.weights))
     own = folder / "tokenizer.json"  # perhaps with the template that it was trained with
-    tokenizer = Tokenizer.from_file(own) if own.is_file() else base.tokenizer
-    return replace(base, name=name, weights=weights, tokenizer=tokenizer)
+    make_tokenizer = (lambda: Tokenizer.from_file(own)) if own.is_file() else base.make_tokenizer
+    return replace(base, name=name, weights=weights, make_tokenizer=make_tokenizer)
 
 
 def _load_gguf(name: str, path: Path) -> LoadedModel:
     config, file = _gguf_config(path)
-    return LoadedModel(name, path, config, Tokenizer.from_gguf(file.metadata), names.from_gguf(file.tensors, config))
+    weights = names.from_gguf(file.tensors, config)
+    return LoadedModel(name, path, config, lambda: Tokenizer.from_gguf(file.metadata), weights)
 
 
 def _gguf_config(path: Path) -> tuple[ModelConfig, Any]:

@@ -1,4 +1,4 @@
-// Python faces of packing, matrix products and the thread pool, for tests and benches: arrays in, arrays out. The step
+// Python faces of matrix products and the thread pool, for tests and benches: arrays in, arrays out. The step
 // calls the ops directly. Shapes are checked here, once; the ops trust them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -38,19 +38,6 @@ using Numpy = nb::ndarray<nb::numpy, T>;
 
 void check(bool holds, const std::string& what) {
     if (!holds) throw nb::value_error(what.c_str());
-}
-
-constexpr const char* kFormatNames[] = {"f32", "f16", "w4", "w8", "w6"};
-
-Format format_named(const std::string& name) {
-    for (int i = 0; i < 5; i++) {
-        if (name == kFormatNames[i]) return Format(i);
-    }
-    throw nb::value_error(("no panel format is called " + name).c_str());
-}
-
-const char* packed_format_name(int ggml_type) {
-    return can_pack(ggml_type) ? kFormatNames[int(packed_format(ggml_type))] : nullptr;
 }
 
 const Ops& ops_named(const std::string& variant) {
@@ -94,67 +81,6 @@ struct Part {
     Part(int count, int thread, int threads)
         : first(int(int64_t(count) * thread / threads)), last(int(int64_t(count) * (thread + 1) / threads)) {}
 };
-
-// Packs matrices one after another. Those of one packer lie together in few large pieces of memory, since matrices of
-// half a megabyte each would get no huge pages of their own (SmolLM2: 24,000 page faults at a start, and misses of the
-// address cache in every step). A piece lives as long as one of its matrices.
-class Packer {
-  public:
-    explicit Packer(int threads) : pool_(threads) {}
-
-    Numpy<uint8_t> pack(int ggml_type, Bytes2 stored, int cols, std::optional<std::string> format) {
-        check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be packed");
-        const Format target = format ? format_named(*format) : packed_format(ggml_type);
-        const bool integers = has_integers(target);
-        const int block_len = integers ? std::max(kBlock, stored_block_len(ggml_type)) : stored_block_len(ggml_type);
-        check(cols > 0 && cols % block_len == 0, "cols is not whole blocks");
-        check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
-        const int rows = int(stored.shape(0)), panels = (rows + kPanelRows - 1) / kPanelRows;
-        const size_t bytes = packed_bytes(target, rows, cols);
-        uint8_t* packed = take(bytes);
-        nb::capsule owner(new std::shared_ptr<uint8_t>(piece_), [](void* piece) noexcept {
-            delete static_cast<std::shared_ptr<uint8_t>*>(piece);
-        });
-        {
-            nb::gil_scoped_release release;
-            pool_.run([&](int thread) {
-                const Part part(panels, thread, pool_.threads());
-                heedful::pack(ggml_type, stored.data(), target, rows, cols, part.first, part.last, packed);
-            });
-        }
-        return Numpy<uint8_t>(packed, {bytes}, owner);
-    }
-
-  private:
-    static constexpr size_t kPieceBytes = 16 * kHugePage;
-
-    uint8_t* take(size_t bytes) {
-        const size_t whole = (bytes + 63) / 64 * 64;
-        if (whole > left_) {
-            left_ = std::max(whole, kPieceBytes);
-            piece_ = {allocate_array<uint8_t>(left_), [](uint8_t* piece) { std::free(piece); }};
-            next_ = piece_.get();
-        }
-        left_ -= whole;
-        return std::exchange(next_, next_ + whole);
-    }
-
-    Pool pool_;
-    std::shared_ptr<uint8_t> piece_;
-    uint8_t* next_ = nullptr;
-    size_t left_ = 0;
-};
-
-Numpy<float> unpack_array(int ggml_type, Bytes2 stored, int cols) {
-    check(can_pack(ggml_type), "ggml type " + std::to_string(ggml_type) + " cannot be unpacked");
-    check(cols > 0 && cols % stored_block_len(ggml_type) == 0, "cols is not whole blocks");
-    check(stored.shape(1) == stored_row_bytes(ggml_type, cols), "stored has another number of bytes a row");
-    const size_t rows = stored.shape(0), columns = cols;
-    float* out = allocate_array<float>(rows * columns);
-    for (size_t r = 0; r < rows; r++)
-        unpack_row(ggml_type, stored.data() + r * stored.shape(1), cols, out + r * columns);
-    return numpy_of(out, {rows, columns});
-}
 
 Matrix matrix_of(const Bytes1& packed, const std::string& format, int rows, int cols) {
     const Format parsed = format_named(format);
@@ -339,15 +265,7 @@ std::vector<double> time_pool(Pool& pool, bool barriers, int count, int repeat) 
 }  // namespace
 
 void bind_matmul(nb::module_& m) {
-    m.def("packed_format", &packed_format_name, nb::arg("ggml_type"),
-          "The panel format that this ggml type is packed into by default; None: cannot be packed.");
     m.def("variants", &variant_names, "The variants that this processor can run.");
-    nb::class_<Packer>(m, "Packer", "Packs matrices into memory that they share, on threads of its own.")
-        .def(nb::init<int>(), nb::arg("threads") = 1)
-        .def("pack", &Packer::pack, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"),
-             nb::arg("format") = nb::none(), "Stored rows, uint8 (rows, row_bytes), as panels (bytes).");
-    m.def("unpack", &unpack_array, nb::arg("ggml_type"), nb::arg("stored"), nb::arg("cols"),
-          "Stored rows, uint8 (rows, row_bytes), as floats (rows, cols).");
     m.def("quantize_activations", &quantize_array, nb::arg("x"), nb::arg("variant"),
           "x (T, C) as codes int8 (T, C), scales (T, C / 32), scale * sum of codes (T, C / 32).");
     m.def("matmul", &matmul_array, nb::arg("packed"), nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("x"),

@@ -5,6 +5,7 @@
 #include "ops.h"
 
 namespace heedful {
+void bind_pack(nanobind::module_& m);
 void bind_matmul(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
@@ -15,8 +16,9 @@ void bind_texts(nanobind::module_& m);
 }  // namespace heedful
 
 NB_MODULE(_native, m) {
-    m.attr("API") = 4;  // of the calls and their arguments; kernels/native.py has the same number
+    m.attr("API") = 5;  // of the calls and their arguments; kernels/native.py has the same number
     m.def("variant", [] { return heedful::ops().name; }, "The kernel variant that this processor gets.");
+    heedful::bind_pack(m);
     heedful::bind_matmul(m);
     heedful::bind_attention(m);
     heedful::bind_elementwise(m);

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <stdexcept>
 
 #include "half.h"
 
@@ -25,20 +26,21 @@ struct StoredBlock {
     int8_t code[kBlock];
 };
 
-// 32 columns of a row as a panel has them.
+// 32 columns of a row as a panel has them. Codes of w4 lie in pairs: column c in a low nibble, 16 + c in the high one.
 struct PanelBlock {
     uint16_t scale, min;
     int8_t code[kBlock];
 };
 
 using ReadBlock = void (*)(const uint8_t* row, int k, StoredBlock& out);  // columns [32 k, 32 (k + 1))
+using TakeBlock = void (*)(const uint8_t* row, int k, PanelBlock& out);   // the same, into the default format
 using ReadFloat = float (*)(const uint8_t* row, int c);
 
 struct StoredType {
     int ggml_type, block_len, block_bytes;
-    Format format;     // the default
-    bool codes_fit;    // the default format takes the codes as they are
-    ReadBlock read;    // one of read and read_float is null
+    Format format;   // the default
+    TakeBlock take;  // null: the default format does not take the codes as they are
+    ReadBlock read;  // one of read and read_float is null
     ReadFloat read_float;
 };
 
@@ -199,21 +201,66 @@ float read_f16(const uint8_t* row, int c) { return load_half(row + size_t(c) * 2
 
 float read_bf16(const uint8_t* row, int c) { return float_of_bfloat(load_u16(row + size_t(c) * 2)); }
 
+// Blocks that a panel takes as they are.
+
+void take_q4_0(const uint8_t* row, int k, PanelBlock& out) {
+    const uint8_t* block = row + size_t(k) * 18;
+    out.scale = load_u16(block);
+    out.min = half_of_float(-8 * float_of_half(out.scale));
+    std::memcpy(out.code, block + 2, kBlock / 2);
+}
+
+void take_q4_1(const uint8_t* row, int k, PanelBlock& out) {
+    const uint8_t* block = row + size_t(k) * 20;
+    out.scale = load_u16(block);
+    out.min = load_u16(block + 2);
+    std::memcpy(out.code, block + 4, kBlock / 2);
+}
+
+void take_q8_0(const uint8_t* row, int k, PanelBlock& out) {
+    const uint8_t* block = row + size_t(k) * 34;
+    out.scale = load_u16(block);
+    std::memcpy(out.code, block + 2, kBlock);
+}
+
+// Blocks whose codes a panel takes, with one scale and min.
+
+template <ReadBlock read>
+void take_w8(const uint8_t* row, int k, PanelBlock& out) {
+    StoredBlock stored;
+    read(row, k, stored);
+    out.scale = half_of_float(stored.scale[0]);
+    std::memcpy(out.code, stored.code, kBlock);
+}
+
+void pair_up(const int8_t* code, int8_t* pairs) {
+    for (int i = 0; i < kBlock / 2; i++) pairs[i] = int8_t(code[i] | code[kBlock / 2 + i] << 4);
+}
+
+template <ReadBlock read>
+void take_w4(const uint8_t* row, int k, PanelBlock& out) {
+    StoredBlock stored;
+    read(row, k, stored);
+    out.scale = half_of_float(stored.scale[0]);
+    out.min = half_of_float(stored.min[0]);
+    pair_up(stored.code, out.code);
+}
+
 constexpr StoredType kTypes[] = {
-    {0, 1, 4, Format::f32, false, nullptr, read_f32},
-    {1, 1, 2, Format::f16, false, nullptr, read_f16},
-    {2, 32, 18, Format::w4, true, read_q4_0, nullptr},
-    {3, 32, 20, Format::w4, true, read_q4_1, nullptr},
-    {6, 32, 22, Format::w8, true, read_q5_0, nullptr},
-    {7, 32, 24, Format::w8, false, read_q5_1, nullptr},
-    {8, 32, 34, Format::w8, true, read_q8_0, nullptr},
-    {10, 256, 84, Format::w8, false, read_q2_k, nullptr},
-    {11, 256, 110, Format::w8, false, read_q3_k, nullptr},
-    {12, 256, 144, Format::w4, true, read_q4_k, nullptr},
-    {13, 256, 176, Format::w8, false, read_q5_k, nullptr},
-    {14, 256, 210, Format::w8, false, read_q6_k, nullptr},
-    {20, 32, 18, Format::w8, true, read_iq4_nl, nullptr},
-    {30, 1, 2, Format::f32, false, nullptr, read_bf16},
+    {0, 1, 4, Format::f32, nullptr, nullptr, read_f32},
+    {1, 1, 2, Format::f16, nullptr, nullptr, read_f16},
+    {2, 32, 18, Format::w4, take_q4_0, read_q4_0, nullptr},
+    {3, 32, 20, Format::w4, take_q4_1, read_q4_1, nullptr},
+    {6, 32, 22, Format::w8, take_w8<read_q5_0>, read_q5_0, nullptr},
+    {7, 32, 24, Format::w8, nullptr, read_q5_1, nullptr},
+    {8, 32, 34, Format::w8, take_q8_0, read_q8_0, nullptr},
+    {10, 256, 84, Format::w8, nullptr, read_q2_k, nullptr},
+    {11, 256, 110, Format::w8, nullptr, read_q3_k, nullptr},
+    {12, 256, 144, Format::w4, take_w4<read_q4_k>, read_q4_k, nullptr},
+    {13, 256, 176, Format::w8, nullptr, read_q5_k, nullptr},
+    {14, 256, 210, Format::w8, nullptr, read_q6_k, nullptr},
+    {20, 32, 18, Format::w8, take_w8<read_iq4_nl>, read_iq4_nl, nullptr},
+    {30, 1, 2, Format::f32, nullptr, nullptr, read_bf16},
 };
 
 const StoredType* find_type(int ggml_type) {
@@ -276,28 +323,24 @@ PanelBlock quantize_with_min(const float* weights, int most) {
 }
 
 PanelBlock panel_block(const StoredType& type, Format format, const uint8_t* row, int k) {
-    if (type.codes_fit && format == type.format) {
-        StoredBlock stored;
-        type.read(row, k, stored);
-        PanelBlock out = {half_of_float(stored.scale[0]), half_of_float(stored.min[0]), {}};
-        std::memcpy(out.code, stored.code, kBlock);
+    if (type.take != nullptr && format == type.format) {
+        PanelBlock out;
+        type.take(row, k, out);
         return out;
     }
     float weights[kBlock];
     read_floats(type, row, k, kBlock, weights);
     if (format == Format::w8) return quantize_w8(weights);
-    return quantize_with_min(weights, format == Format::w4 ? 15 : 63);
+    if (format == Format::w6) return quantize_with_min(weights, 63);
+    PanelBlock out = quantize_with_min(weights, 15);
+    pair_up(out.code, out.code);
+    return out;
 }
 
 void place_w4(const PanelBlock& block, int r, uint8_t* out) {
     std::memcpy(out + 2 * r, &block.scale, 2);
     std::memcpy(out + 16 + 2 * r, &block.min, 2);
-    for (int j = 0; j < 4; j++) {
-        for (int b = 0; b < 4; b++) {
-            const int low = block.code[4 * j + b], high = block.code[16 + 4 * j + b];
-            out[32 + 32 * j + 4 * r + b] = uint8_t(low | high << 4);
-        }
-    }
+    for (int j = 0; j < 4; j++) std::memcpy(out + 32 + 32 * j + 4 * r, block.code + 4 * j, 4);
 }
 
 void place_bytes(const PanelBlock& block, bool has_min, int r, uint8_t* out) {
@@ -334,7 +377,18 @@ void pack_floats(const StoredType& type, const uint8_t* row, Format format, int 
     }
 }
 
+constexpr const char* kFormatNames[] = {"f32", "f16", "w4", "w8", "w6"};  // in the order of Format
+
 }  // namespace
+
+const char* format_name(Format format) { return kFormatNames[int(format)]; }
+
+Format format_named(const std::string& name) {
+    for (int i = 0; i < 5; i++) {
+        if (name == kFormatNames[i]) return Format(i);
+    }
+    throw std::invalid_argument("no panel format is called " + name);
+}
 
 size_t packed_bytes(Format format, int rows, int cols) {
     const size_t panels = size_t(rows + kPanelRows - 1) / kPanelRows, columns = size_t(cols);

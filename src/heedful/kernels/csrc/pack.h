@@ -11,9 +11,16 @@
 //   all else → f16: 2^-11 of the weight, or tiny / 2
 #pragma once
 
+#include <string>
+
 #include "ops.h"
 
 namespace heedful {
+
+const char* format_name(Format format);
+
+// Throws std::invalid_argument.
+Format format_named(const std::string& name);
 
 // Bytes of a panelled matrix. `cols` is a multiple of 32 for the integer formats.
 size_t packed_bytes(Format format, int rows, int cols);
