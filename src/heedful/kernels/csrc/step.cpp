@@ -353,18 +353,29 @@ private:
         return selection.covers(index) ? selection.work : w_.groups[layer.group];
     }
 
+    // Where parts are shared out, each thread begins with a run of its own, since a part's last page fetches the page
+    // behind it; who has done its run helps the others. Whole items come longest first, from one run.
     void attend(const Layer& layer, int index, int qkv_rows) {
         const GroupWork& work = work_of(layer, index);
-        for (;;) {
-            const int i = w_.next_item[index].fetch_add(1, std::memory_order_relaxed);
-            if (i >= static_cast<int>(work.items.size())) return;
-            const Item& item = work.items[i];
-            const size_t stride = static_cast<size_t>(item.q1 - item.q0) * group_ * (c_.head_dim + 2);
-            float* result = item.result ? item.result : w_.own_parts[thread_].get();
-            for (int p = item.p0; p < item.p1; p++)
-                attend_part(layer, index, item, p, qkv_rows, result + (p - item.p0) * stride);
-            if (!item.result) merge_item(item, result, stride);
+        const int count = static_cast<int>(work.items.size());
+        NextItem* next = w_.next_items.get() + static_cast<size_t>(index) * threads_;
+        const int runs = work.merges.empty() ? 1 : threads_;
+        for (int helped = 0; helped < runs; helped++) {
+            const int run = (thread_ + helped) % runs, first = count * run / runs, end = count * (run + 1) / runs;
+            for (;;) {
+                const int i = first + next[run].taken.fetch_add(1, std::memory_order_relaxed);
+                if (i >= end) break;
+                attend_item(layer, index, work.items[i], qkv_rows);
+            }
         }
+    }
+
+    void attend_item(const Layer& layer, int index, const Item& item, int qkv_rows) {
+        const size_t stride = static_cast<size_t>(item.q1 - item.q0) * group_ * (c_.head_dim + 2);
+        float* result = item.result ? item.result : w_.own_parts[thread_].get();
+        for (int p = item.p0; p < item.p1; p++)
+            attend_part(layer, index, item, p, qkv_rows, result + (p - item.p0) * stride);
+        if (!item.result) merge_item(item, result, stride);
     }
 
     void attend_part(const Layer& layer, int index, const Item& item, int part, int qkv_rows, float* result) {
@@ -459,8 +470,7 @@ void Decoder::run(const Step& step) {
     reserve(step);
     place(step);
     plan(step);
-    w.next_item = std::make_unique<std::atomic<int>[]>(layers.size());
-    for (size_t i = 0; i < layers.size(); i++) w.next_item[i] = 0;
+    w.next_items = std::make_unique<NextItem[]>(layers.size() * pool_.threads());
     pool_.run([&](int thread) { Worker(*this, step, thread).run(); });
 }
 

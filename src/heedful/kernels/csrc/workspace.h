@@ -32,6 +32,11 @@ struct SelectionScratch {
     Buffer<int32_t> pages;    // chosen
 };
 
+// Of a run of attention items: how many threads have taken. A cache line of its own.
+struct alignas(64) NextItem {
+    std::atomic<int> taken{0};
+};
+
 struct Decoder::Workspace {
     Buffer<float> x, y, qkv, attended, gate, up;
     Buffer<float> sink_queries;                // (T, H·D), where a span has a sink distance
@@ -48,7 +53,7 @@ struct Decoder::Workspace {
     std::vector<GroupWork> groups;
     std::vector<GroupSelection> selections;   // by group
     std::vector<SelectionScratch> selecting;  // by thread
-    std::unique_ptr<std::atomic<int>[]> next_item;  // by layer
+    std::unique_ptr<NextItem[]> next_items;  // (layers, threads)
 };
 
 }  // namespace heedful
