@@ -642,6 +642,20 @@ def test_the_command_in_a_pipe(environment: dict[str, str], tmp_path: Path) -> N
     assert "visits" not in done.stderr.decode()
 
 
+def test_guessing_ahead_says_the_same_and_is_counted(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "heedful", "chat", "-m", str(make_tiny_model(tmp_path / "tiny"))]
+    command += ["--temperature", "0", "--max-tokens", "60", "--receipts"]
+    plain, guessing = (
+        subprocess.run(
+            [*command, *more], input=b"one two three\n" * 2, capture_output=True, env=environment, check=True
+        )
+        for more in ([], ["--speculate"])
+    )
+    assert guessing.stdout == plain.stdout
+    assert b"guesses right" in guessing.stderr
+    assert b"guesses right" not in plain.stderr
+
+
 def test_a_terminal_with_the_real_model(smollm2_path: Path, environment: dict[str, str]) -> None:
     arguments = ["-m", "heedful", "chat", "-m", str(smollm2_path), "--temperature", "0", "--max-tokens", "500"]
     child = pexpect.spawn(

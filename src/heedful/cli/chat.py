@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from heedful.cli.adapter_option import Adapter, adapter_from_option
-from heedful.cli.policy_options import Budget, Kv, Precise, Prefill, Sinks, Window, policy_from_options, warn_of_loss
+from heedful.cli.policy_options import (
+    Budget,
+    Kv,
+    Precise,
+    Prefill,
+    Sinks,
+    Speculate,
+    Window,
+    policy_from_options,
+    warn_of_loss,
+)
 from heedful.cli.prefix_options import PrefixCache, PrefixCacheSize, prefix_cache_from_options
 from heedful.cli.tool_options import DEFAULT_EMBEDDER, Mcp, McpTrust, ToolEmbedder, check_tools
 from heedful.errors import BadParameter, HeedfulError, TemplateError
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
     from heedful.engine.llm import LLM
     from heedful.mcp.catalogue.catalog import CatalogTool
     from heedful.mcp.client.elicit import Answer, Question
-    from heedful.request import CachePolicy
 
 MOST_ANSWER_TOKENS = 1024
 RECALLED_QUESTIONS = 200
@@ -59,6 +68,7 @@ def chat(
     sinks: Sinks = 0,
     budget: Budget = None,
     prefill: Prefill = "dense",
+    speculate: Speculate = False,
     prefix_cache: PrefixCache = None,
     prefix_cache_size: PrefixCacheSize = "2GB",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier chat.")] = False,
@@ -88,8 +98,9 @@ def chat(
     history = None if no_history else _open_history(screen, must_serve=wanted is not None)
     try:
         stored = _find_chat(history, wanted) if history is not None and wanted is not None else None
-        kept["adapters"] = adapter_from_option(adapter)
-        llm = _load(model or (stored.model if stored else default_model), context, threads, policy, kept, screen)
+        name = model or (stored.model if stored else default_model)
+        how = {"policy": policy, "speculate": speculate, "adapters": adapter_from_option(adapter), **kept}
+        llm = _load(name, screen, context_len=context, threads=threads, **how)
         warn_of_loss(llm.name, policy)
         sampling["max_tokens"] = _answer_tokens(max_tokens, llm.context_len)
         conversation = _conversation(llm, sampling, system, adapter, history, screen)
@@ -166,14 +177,12 @@ def _find_chat(history: History, wanted: int | str) -> StoredChat:
     return found
 
 
-def _load(
-    model: str, context: int | None, threads: int | None, policy: CachePolicy, kept: dict[str, Any], screen: Screen
-) -> LLM:
+def _load(model: str, screen: Screen, **options: Any) -> LLM:
     from heedful.engine.llm import LLM
 
     if screen.is_terminal:
         screen.note(f"loading {model}")
-    return LLM(model, context_len=context, threads=threads, policy=policy, **kept)
+    return LLM(model, **options)
 
 
 def _answer_tokens(wanted: int | None, context_len: int) -> int:
