@@ -95,9 +95,12 @@ def choose(chunk: Chunk, rng: np.random.Generator) -> None:
         if span.selection is not None and span.selection.renew:
             chosen, local = span.selection.chosen, span.selection.local_pages
             layers, kv_heads, num_pages = chosen.shape
-            own = span.start // PAGE_LEN
+            own, listed = span.start // PAGE_LEN, span.selection.listed
             always = [0, *range(own - local, own + 1)]
             for layer in range(layers):
                 for head in range(kv_heads):
+                    if listed is not None:
+                        some = rng.choice(np.arange(1, own - local), span.selection.listed_pages, replace=False)
+                        listed[layer, head] = sorted(some)
                     others = rng.choice(np.arange(1, own - local), num_pages - len(always), replace=False)
                     chosen[layer, head] = sorted([*always, *others])

@@ -155,7 +155,7 @@ class CachePolicy:
     """With `window`: the first tokens, which the layers that it narrows see nevertheless, at positions as if the tokens
     between had never been there (StreamingLLM, arXiv:2309.17453)."""
     budget: int | None = None
-    """Decoding, layers without a window: a query reads the pages that promise most, so many tokens a KV head."""
+    """Decoding, layers without a window: a query reads the pages that weigh most, so many tokens a KV head."""
     sparse_prefill: bool = False
     """Prompt tokens see the first 128 and the newest 1,920 tokens, the last 100 of them everything."""
 
@@ -262,9 +262,10 @@ class FormatRun:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Which pages the one query of a span reads: those that promise most, for each KV head its own.
+    """Which pages the one query of a span reads: those that weigh most, for each KV head its own.
 
     The kernel chooses when `renew` is set, and keeps its choice in `chosen`; either way it reads exactly `num_pages`.
+    To choose it reads the keys of `listed_pages` more: of all candidates, or of those whose bounds promise most.
     """
 
     num_pages: int
@@ -275,6 +276,10 @@ class Selection:
     renew: bool
     chosen: Any
     """int32 (layers of the model, K, num_pages): pages by index in the sequence, ascending; kept from step to step."""
+    listed_pages: int = 0
+    """Of each KV head, those whose keys are read when `renew` is set."""
+    listed: Any = None
+    """int32 (layers of the model, K, listed_pages), likewise, written by the kernel; None: all candidates are."""
 
 
 @dataclass(frozen=True, eq=False)

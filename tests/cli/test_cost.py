@@ -89,7 +89,9 @@ def test_a_budget_and_a_sparse_prefill() -> None:
     assert found["saved"] == {"window": 0, "pages": 64 * 78 * (1_000_000 - seen), "prefix": 0}
     bounds = 8 * 78 * (15_625 - 6)
     assert found["bounds_read"] == bounds
-    assert found["kv_bytes_read"]["q8"] == 8 * (2 * 1_000_000 + 78 * seen) * 264 + bounds * 264
+    assert found["keys_listed"] == 8 * 78 * 64 * 64
+    to_choose = bounds * 264 + found["keys_listed"] * 132
+    assert found["kv_bytes_read"]["q8"] == 8 * (2 * 1_000_000 + 78 * seen) * 264 + to_choose
     full = sum(range(999_901, 1_000_001))
     assert found["prefill"]["visits"] == 64 * 80 * (2048 * 2049 // 2 + (1_000_000 - 100 - 2048) * 2048 + full)
 

@@ -157,6 +157,12 @@ prompts = st.integers(1, 900) | st.integers(2000, 4000) | st.sampled_from([512, 
 def test_paper_agrees_with_the_receipt_of_a_real_plan(
     policies: st.SearchStrategy[CachePolicy], data: st.DataObject
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heedful.cache.policy.LISTED_PAGES", data.draw(st.sampled_from([1, 64])))
+        check_paper(policies, data)
+
+
+def check_paper(policies: st.SearchStrategy[CachePolicy], data: st.DataObject) -> None:
     layers, policy, prompt = data.draw(wide_windows), data.draw(policies), data.draw(prompts)
     output = data.draw(st.integers(1, 200) | st.integers(1, 2000))
     if policies is chosen:
@@ -168,6 +174,7 @@ def test_paper_agrees_with_the_receipt_of_a_real_plan(
     assert cost.saved == {"window": receipt.visits.saved.window, "pages": receipt.visits.saved.pages, "prefix": 0}
     assert cost.kv_rows_read == receipt.kv.rows_read
     assert cost.bounds_read == receipt.kv.bounds_read
+    assert cost.keys_listed == receipt.kv.keys_listed
     assert cost.kv_bytes_written == receipt.kv.bytes_written
     assert cost.flops["attention"] == receipt.flops.attention
     assert cost.flops["selection"] == receipt.flops.selection
@@ -187,8 +194,8 @@ def test_rows_of_chosen_pages_are_as_few_bytes_as_a_kernel_can_make_them() -> No
     cost = decode_cost(shape_of([None] * 3), 20 * 64 + 10, policy=resolved)
     in_dense_layers = 2 * ((13 * 64) * 36 + (1290 - 13 * 64) * 72)
     in_the_last = 2 * 64 * 36 + (5 * 64 + 10) * 72
-    bounds = 2 * (21 - 6) * 72
-    assert cost.kv_bytes_read == KV_HEADS * (in_dense_layers + in_the_last) + bounds
+    to_choose = 64 * (13 * 18 + 2 * 36)  # keys of all candidates: but the first, the newest four and its own
+    assert cost.kv_bytes_read == KV_HEADS * (in_dense_layers + in_the_last + to_choose)
 
 
 def test_a_step_on_paper_is_the_engine_s() -> None:
@@ -360,6 +367,7 @@ def test_a_budget_spares_the_first_layers() -> None:
     assert cost.visits == 64 * (2 * 1_000_000 + 78 * of_page)
     assert cost.saved_by_pages == 64 * 78 * (1_000_000 - of_page)
     assert cost.bounds_read == 8 * 78 * (15_625 - 6)  # pages but the first, four newest full ones and its own
+    assert cost.keys_listed == 8 * 78 * 64 * 64  # of 64 of these pages
     assert decode_cost(LARGE, 512, policy=policy).saved_by_pages == 0
     local_first = Shape(layers=6, heads=4, windows=((512, 5), (None, 1)), dense_layers=0)
     assert decode_cost(local_first, 1_000_000, policy=policy).visits == 4 * (5 * 512 + of_page)

@@ -71,10 +71,13 @@ def test_bytes_of_each_format_are_those_of_the_same_policy_in_it() -> None:
     found = report(Case(Question("decode", 1_000_000), LARGE, policy, SETTING))
     assert list(found["kv_bytes_read"]) == ["f32", "f16", "q8", "q4", "k=q8,v=q4"]
     keys = 8 * (2 * 1_000_000 + 78 * (7 * 64 + 64))
-    bounds = 8 * 78 * (15_625 - 6)
+    bounds, listed = 8 * 78 * (15_625 - 6), 8 * 78 * 64 * 64
     sizes = {"f32": 1024, "f16": 512, "q8": 264, "q4": 144, "k=q8,v=q4": 132 + 72}
-    assert found["kv_bytes_read"] == {name: keys * size + bounds * 264 for name, size in sizes.items()}
-    assert found["flops"]["selection"] == bounds * 8 * 4 * 128
+    of_keys = {"f32": 512, "f16": 256, "q8": 132, "q4": 72, "k=q8,v=q4": 132}
+    assert found["kv_bytes_read"] == {
+        name: keys * size + bounds * 264 + listed * of_keys[name] for name, size in sizes.items()
+    }
+    assert found["flops"]["selection"] == 8 * 128 * (4 * bounds + 2 * listed)
     with_precise = report(Case(Question("decode", 1_000_000), LARGE, replace(policy, precise=None), SETTING))
     assert with_precise["kv_bytes_read"]["q8"] == found["kv_bytes_read"]["q8"]
     assert with_precise["kv_bytes_read"]["q4"] > found["kv_bytes_read"]["q4"]

@@ -6,13 +6,15 @@ from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heedful.cache import policy
 from heedful.cache.pages import ARENA_PAGES, PAGE_LEN, KVCache
 from heedful.cost import visits
 from heedful.cost.meter import Meter, key_and_value_bytes, split_evenly
-from heedful.request import CachePolicy, Chunk, FormatRun, KeySpan, KVFormat
+from heedful.request import KV_ROW_BYTES, CachePolicy, Chunk, FormatRun, KeySpan, KVFormat
 from heedful.testing import plain_cache
 from policy_cases import choose, chosen, config_of, mask, own_windows, policies, run, sequence_of, whole_request
 
@@ -34,6 +36,7 @@ class BruteForce:
         self.windows = windows
         self.visits = self.dense = self.bounds = 0
         self.rows_read: Counter[str] = Counter()
+        self.keys_listed: Counter[str] = Counter()
         self.rows_written: Counter[str] = Counter()
 
     def add(self, cache: KVCache, chunk: Chunk) -> None:
@@ -43,6 +46,8 @@ class BruteForce:
             for layer in span.layers:
                 for head in range(KV_HEADS):
                     seen = self._mask(chunk, span, layer, head)
+                    for page in self._listed(span, layer, head):
+                        self.keys_listed[formats[page]] += PAGE_LEN
                     self.visits += HEADS // KV_HEADS * int(seen.sum())
                     self.dense += HEADS // KV_HEADS * sum(range(chunk.start + 1, chunk.end + 1))
                     _count(self.rows_read, seen.any(axis=0).nonzero()[0], formats)
@@ -57,10 +62,23 @@ class BruteForce:
         seen = mask(chunk.start, chunk.end, self.windows[layer], sequence.request.policy, sequence.prompt_len)
         if span.selection is None or layer < 2:
             return seen
-        if span.selection.renew:  # every page is judged that is neither the first, nor among the newest, nor its own
-            self.bounds += chunk.start // PAGE_LEN + 1 - 2 - span.selection.local_pages
         pages = np.arange(chunk.end) // PAGE_LEN
         return seen & np.isin(pages, span.selection.chosen[layer, head])
+
+    def _listed(self, span: KeySpan, layer: int, head: int) -> list[int]:
+        """Pages whose keys are read to choose: at most so many of those that are neither the first, nor among the
+        newest, nor the query's own. Where these are more, the bounds of all of them are read first.
+        """
+        selection = span.selection
+        if selection is None or layer < 2 or not selection.renew:
+            return []
+        candidates = list(range(1, span.start // PAGE_LEN - selection.local_pages))
+        if len(candidates) <= max(policy.LISTED_PAGES, 2 * selection.num_pages):
+            return candidates
+        self.bounds += len(candidates)
+        found: list[int] = selection.listed[layer, head].tolist()
+        assert len(set(found)) == max(policy.LISTED_PAGES, 2 * selection.num_pages)
+        return found
 
 
 def _count(rows: Counter[str], keys: npt.NDArray[np.int64], formats: list[str]) -> None:
@@ -72,9 +90,18 @@ def by_name(rows: Counter[KVFormat]) -> Counter[str]:
     return Counter({form.name: count for form, count in rows.items() if count})
 
 
+@pytest.mark.parametrize("least_listed", [1, 64])
 @settings(deadline=None)
 @given(layer_windows, policies | chosen, prompts, st.integers(1, 150), st.integers(1, 600), st.integers(0, 2**32))
 def test_the_meter_counts_what_masks_count(
+    least_listed: int, windows: list[int | None], asked: CachePolicy, prompt: int, output: int, step_len: int, seed: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "LISTED_PAGES", least_listed)
+        check_meter(windows, asked, prompt, output, step_len, seed)
+
+
+def check_meter(
     windows: list[int | None], policy: CachePolicy, prompt: int, output: int, step_len: int, seed: int
 ) -> None:
     cache, config, rng = cache_of(windows), config_of(windows, HEADS, KV_HEADS, HEAD_DIM), np.random.default_rng(seed)
@@ -92,11 +119,15 @@ def test_the_meter_counts_what_masks_count(
     assert receipt.kv.bounds_read == brute.bounds
     assert receipt.kv.rows_read == 2 * brute.rows_read.total()
     sizes = {form.name: key_and_value_bytes(form, HEAD_DIM) for form in meter.rows_read | meter.rows_written}
-    of_bounds = brute.bounds * (2 * HEAD_DIM + 8)
-    assert receipt.kv.bytes_read == bytes_read == of_bounds + sum(n * sizes[f] for f, n in brute.rows_read.items())
+    assert by_name(meter.keys_listed) == brute.keys_listed
+    assert receipt.kv.keys_listed == brute.keys_listed.total()
+    of_keys = {form.name: KV_ROW_BYTES[form.keys](HEAD_DIM) for form in meter.keys_listed}
+    to_choose = brute.bounds * (2 * HEAD_DIM + 8) + sum(n * of_keys[f] for f, n in brute.keys_listed.items())
+    assert receipt.kv.bytes_read == bytes_read == to_choose + sum(n * sizes[f] for f, n in brute.rows_read.items())
     assert receipt.kv.bytes_written == sum(n * sizes[f] for f, n in brute.rows_written.items())
     assert receipt.flops.attention == 4 * HEAD_DIM * brute.visits
-    assert receipt.flops.selection == 4 * HEAD_DIM * brute.bounds * (HEADS // KV_HEADS)
+    products = 4 * brute.bounds + 2 * brute.keys_listed.total()
+    assert receipt.flops.selection == HEAD_DIM * products * (HEADS // KV_HEADS)
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6), own_windows, policies)
@@ -124,7 +155,8 @@ def test_a_selection_by_hand() -> None:
         ("q8", 2 * 2 * 1290),
         ("q8", 2 * 3 * (7 * 64 + 10)),
     ]
-    assert visits.bounds_read(span, 2) == 2 * 3 * (21 - 6)
+    assert visits.bounds_read(span, 2) == 0  # so few are all listed
+    assert [(form.name, rows) for form, rows in visits.keys_listed(span, 2)] == [("q8", 2 * 3 * (21 - 6) * 64)]
     meter = Meter(sequence)
     for chunk in chunks:
         meter.count(chunk, config_of(windows, HEADS, KV_HEADS, HEAD_DIM), weight_bytes=5)

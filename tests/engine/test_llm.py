@@ -272,6 +272,7 @@ def test_the_receipt_as_json_has_the_public_names(tiny: LLM) -> None:
         "bytes_held_peak",
         "rows_read",
         "bounds_read",
+        "keys_listed",
     }
     assert set(receipt["seconds"]) == {"queue", "prefill", "decode", "first_token", "total"}
     assert set(receipt["energy"]) == {"joules", "low", "high", "source"}

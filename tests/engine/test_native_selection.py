@@ -133,8 +133,9 @@ class Run:
 def kept_selection(span: KeySpan) -> KeySpan:
     if span.selection is None:
         return span
-    chosen = span.selection.chosen.copy()
-    return dataclasses.replace(span, selection=dataclasses.replace(span.selection, chosen=chosen))
+    chosen, listed = span.selection.chosen.copy(), span.selection.listed
+    kept = dataclasses.replace(span.selection, chosen=chosen, listed=None if listed is None else listed.copy())
+    return dataclasses.replace(span, selection=kept)
 
 
 class MaskedAttend:
@@ -226,8 +227,19 @@ class Step:
 
 @cache
 def judged(
-    config: ModelConfig, policy: CachePolicy, variant: str = "", prompt: int = PROMPT, length: int = LENGTH
+    config: ModelConfig,
+    policy: CachePolicy,
+    variant: str = "",
+    prompt: int = PROMPT,
+    length: int = LENGTH,
+    least_listed: int = 64,
 ) -> list[Step]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heedful.cache.policy.LISTED_PAGES", least_listed)
+        return judged_steps(config, policy, variant, prompt, length)
+
+
+def judged_steps(config: ModelConfig, policy: CachePolicy, variant: str, prompt: int, length: int) -> list[Step]:
     run = Run(runner_of(config, variant=variant), ids_of(length), prompt, policy)
     judge = Judge(config, run)
     while run.sequence.cached_len < prompt:
@@ -288,46 +300,82 @@ def test_a_choice_stays_until_it_is_renewed() -> None:
             assert np.array_equal(selection_of(after.chunk).chosen, selection_of(before.chunk).chosen)
 
 
-@pytest.mark.parametrize("config", [FULL, MIXED], ids=["full", "with_windows"])
-def test_pages_are_chosen_by_their_bounds(config: ModelConfig) -> None:
+@pytest.mark.parametrize(
+    ("config", "kv", "variant"),
+    [
+        (FULL, "f32", ""),
+        (MIXED, "f32", ""),
+        (FULL, "f16", ""),
+        (FULL, "q8", "portable"),
+        (FULL, "q8", ""),
+        (MIXED, "k=q8,v=q4", ""),
+    ],
+)
+@pytest.mark.parametrize("bounds_list", [False, True], ids=["all_listed", "bounds_list"])
+def test_pages_are_chosen_by_what_their_keys_weigh(
+    config: ModelConfig, kv: str, variant: str, bounds_list: bool
+) -> None:
     """A quarter more for those of last time. The judge's floats differ in the last bits, so its choice may differ where
     two pages are as good.
     """
-    before, equal, all_choices = np.zeros(0), 0, 0
-    for step in judged(config, policy_of("f32")):
+    before, judgements = np.zeros(0), []
+    start, least_listed = 30 * PAGE_LEN, 1 if bounds_list else 64
+    steps = judged(config, policy_of(kv), variant, start - 3, start + 9, least_listed=least_listed)
+    for step in steps:
         selection, own = selection_of(step.chunk), step.chunk.start // PAGE_LEN
+        end = own - selection.local_pages
         if selection.renew:
+            assert (selection.listed is not None) == bounds_list
             for layer in (2, 3):
-                promises = favoured_promises(
-                    config, step, layer, own - selection.local_pages, before[layer] if before.size else None
-                )
-                middle = selection.chosen[layer][:, 1 : -1 - selection.local_pages]
-                for head, chosen in enumerate(middle - 1):
-                    others = np.delete(promises[head], chosen)
-                    assert promises[head][chosen].min() >= 0.95 * others.max()
-                    best = np.argsort(-promises[head], kind="stable")[: len(chosen)]
-                    equal += set(best.tolist()) == set(chosen.tolist())
-                    all_choices += 1
+                last = before[layer] if before.size else None
+                shares = shares_of(config, step, layer, end, selection)
+                promises, weights = (favoured(each, end, last) for each in shares)
+                for head, chosen in enumerate(selection.chosen[layer][:, 1 : -1 - selection.local_pages] - 1):
+                    if selection.listed is not None:
+                        listed = selection.listed[layer][head] - 1
+                        assert set(chosen) <= set(listed.tolist())
+                        judgements.append(is_best(promises[head], listed))
+                    judgements.append(is_best(weights[head], chosen))
         before = selection.chosen
-    assert all_choices >= 8
-    assert equal >= 0.8 * all_choices
+    assert len(judgements) >= 8
+    assert sum(judgements) >= 0.8 * len(judgements)
 
 
-def favoured_promises(config: ModelConfig, step: Step, layer: int, end: int, before: Any) -> Doubles:
-    """(K, candidates): of pages 1 to `end`."""
+def is_best(promises: Doubles, taken: npt.NDArray[np.int32]) -> bool:
+    """Whether no other page promises more; nearly as much is as good."""
+    others = np.delete(promises, taken)
+    assert promises[taken].min() >= 0.95 * others.max()
+    return set(np.argsort(-promises, kind="stable")[: len(taken)].tolist()) == set(taken.tolist())
+
+
+def shares_of(config: ModelConfig, step: Step, layer: int, end: int, selection: Selection) -> tuple[Doubles, Doubles]:
+    """(K, candidates) each, of pages 1 to `end`: by their bounds, and by their keys, 0 for those not listed."""
     keys = step.keys[layer][: end * PAGE_LEN].unflatten(0, (end, PAGE_LEN))[1:]  # (pages, 64, K, D)
     q = step.queries[layer][0].double().numpy()
     means, variances = (in_codes(x.numpy()) for x in (keys.mean(dim=1), keys.var(dim=1, correction=0)))
     kv_heads, share = keys.shape[2], len(q) // keys.shape[2]
-    promises = np.zeros((kv_heads, end - 1))
+    promises, weights = (np.zeros((kv_heads, end - 1)) for _ in range(2))
     for head, query in enumerate(q):
-        mean, variance = means[:, head // share], variances[:, head // share]
-        scores = config.query_scale * (mean @ query + 2 * np.sqrt(variance @ query**2))
-        shares = np.exp(scores - scores.max())
-        promises[head // share] += shares / shares.sum()
-    if before is not None:
-        promises *= np.where([np.isin(np.arange(1, end), pages) for pages in before], 1.25, 1.0)
-    return promises
+        own = head // share
+        bounds = config.query_scale * (means[:, own] @ query + 2 * np.sqrt(variances[:, own] @ query**2))
+        promises[own] += softmax(bounds)
+        of_keys = np.log(np.exp(config.query_scale * (keys[:, :, own].double().numpy() @ query)).sum(axis=1))
+        if selection.listed is not None:
+            of_keys[~np.isin(np.arange(1, end), selection.listed[layer][own])] = -np.inf
+        weights[own] += softmax(of_keys)
+    return promises, weights
+
+
+def softmax(x: Doubles) -> Doubles:
+    powers: Doubles = np.exp(x - x.max())
+    return powers / powers.sum()
+
+
+def favoured(shares: Doubles, end: int, before: Any) -> Doubles:
+    """More for pages that were chosen last time."""
+    if before is None:
+        return shares
+    return shares * np.where([np.isin(np.arange(1, end), pages) for pages in before], 1.25, 1.0)
 
 
 def in_codes(x: npt.NDArray[np.float32]) -> Doubles:
@@ -344,7 +392,9 @@ def test_all_pages_chosen_is_exact_to_the_bit(kv: str) -> None:
     for renew in (True, False):
         end = plain.sequence.cached_len + 1
         chunk = all_chosen.plan(end)
-        span = dataclasses.replace(chunk.spans[0], selection=Selection(pages, 3, 2, renew, chosen))
+        span = dataclasses.replace(
+            chunk.spans[0], selection=Selection(pages, 3, 2, renew, chosen, pages - 5 if renew else 0)
+        )
         found = all_chosen.step(dataclasses.replace(chunk, spans=(span,)))
         assert np.array_equal(found, plain.step(plain.plan(end)))
         assert (chosen[2:] == np.arange(pages)).all()

@@ -177,20 +177,22 @@ def test_the_lens_reads_every_block(case: Case, tmp_path: Path) -> None:
     assert lens["rows"][0] != lens["rows"][1]
 
 
-def test_chosen_pages_one_query_at_a_time() -> None:
+@pytest.mark.parametrize("least_listed", [1, 64])
+def test_chosen_pages_one_query_at_a_time(least_listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the reference op, which chooses for one query among its candidates."""
+    monkeypatch.setattr("heedful.cache.policy.LISTED_PAGES", least_listed)
     generator = torch.Generator().manual_seed(3)
-    length, head_dim = 64 * 13 + 20, 32
+    length, head_dim, filled = 64 * 29 + 20, 32, 29
     keys = torch.randn(length, KV_HEADS, head_dim, generator=generator)
     q = torch.randn(3, HEADS, head_dim, generator=generator)
-    at = torch.tensor([64 * 13 + 5, 64 * 9 + 63, 64 * 4])
-    mass = torch.rand(3, HEADS, 14, generator=generator)
+    at = torch.tensor([64 * filled + 5, 64 * 9 + 63, 64 * 4])
+    mass = torch.rand(3, HEADS, filled + 1, generator=generator)
     for budget in BUDGETS[:2]:
         pages = budget // 64
         found = mass_of_chosen(page_bounds(q, keys), KV_HEADS, mass, at, pages)
         for row in range(3):
             own, local = int(at[row]) // 64, min(4, pages - 3)
-            read = torch.zeros(KV_HEADS, 14, dtype=torch.bool)
+            read = torch.zeros(KV_HEADS, filled + 1, dtype=torch.bool)
             if own + 1 <= pages:
                 read[:] = True
             else:
@@ -199,7 +201,11 @@ def test_chosen_pages_one_query_at_a_time() -> None:
                 full = torch.stack([rotated[64 * page : 64 * page + 64] for page in candidates])
                 bounds = reference.decode_bounds(reference.encode_bounds(full))
                 scores = reference.page_bounds(reference.hadamard(q[row], 32), *bounds)
-                best = reference.choose_pages(reference.page_promises(scores, KV_HEADS), pages - local - 2)
+                promises = reference.page_promises(scores, KV_HEADS)
+                listed = reference.choose_pages(promises, max(least_listed, 2 * pages))  # at most all
                 for head in range(KV_HEADS):
-                    read[head, [0, *range(own - local, 14), *candidates[best[head]].tolist()]] = True
+                    of_head = mass[row, 2 * head : 2 * head + 2, candidates[listed[head]]]
+                    best = candidates[listed[head]][(of_head / of_head.sum(-1, keepdim=True)).sum(0).argsort()]
+                    chosen = best[len(best) - (pages - local - 2) :].tolist()
+                    read[head, [0, *range(own - local, filled + 1), *chosen]] = True
             assert found[row] == pytest.approx((mass[row] * read.repeat_interleave(2, dim=0)).sum(-1), abs=1e-5)

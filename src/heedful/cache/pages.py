@@ -29,6 +29,8 @@ from heedful.cache.policy import (
     SPARSE_WINDOW,
     STRIDE,
     PagePolicy,
+    candidate_pages,
+    listed_pages,
     resolve,
 )
 from heedful.cache.prefix import PageName, PrefixIndex
@@ -326,7 +328,12 @@ class KVCache:
         if sequence.selected is None:
             sequence.selected = np.zeros((self._num_layers, self._kv_heads, wanted), dtype=np.int32)
         local_pages = min(LOCAL_PAGES, wanted - 3)  # with the first page and its own, one is left to be chosen
-        return Selection(wanted, local_pages, DENSE_LAYERS, renew, sequence.selected)
+        if not renew:
+            return Selection(wanted, local_pages, DENSE_LAYERS, renew, sequence.selected)
+        candidates = candidate_pages(pages_for(end), local_pages)
+        count = listed_pages(wanted, candidates)
+        some = np.empty((self._num_layers, self._kv_heads, count), dtype=np.int32) if count < candidates else None
+        return Selection(wanted, local_pages, DENSE_LAYERS, renew, sequence.selected, count, some)
 
     def _outdated(self, index: int, sequence: Sequence, policy: PagePolicy) -> list[int]:
         """Indices of the pages that are to take the main format before a chunk begins at cached_len."""

@@ -16,6 +16,8 @@ LOCAL_PAGES = 4
 DENSE_LAYERS = 2
 RENEW_STEPS = 4
 """A selection is renewed at positions that are multiples of it."""
+LISTED_PAGES = 64
+"""Pages whose keys are read when a selection is renewed, at the least: all there are up to 4,500 tokens."""
 SPARSE_SINKS, SPARSE_WINDOW, SPARSE_TAIL = 128, 1920, 100
 """Tri-shape prefill (arXiv:2412.10319): first tokens, newest tokens, and how many last ones of the prompt see all."""
 
@@ -67,6 +69,16 @@ def resolve(policy: CachePolicy, default: KVFormat, numbers: tuple[str, ...], he
         budget_pages=None if policy.budget is None else -(-policy.budget // PAGE_LEN),
         sparse_prefill=policy.sparse_prefill,
     )
+
+
+def candidate_pages(pages: int, local_pages: int) -> int:
+    """Of a sequence's pages those that may be chosen: not the first, the newest full ones and the query's own."""
+    return pages - 2 - local_pages
+
+
+def listed_pages(budget_pages: int, candidates: int) -> int:
+    """Of the candidates those whose keys are read when a selection is renewed."""
+    return min(candidates, max(LISTED_PAGES, 2 * budget_pages))
 
 
 def _at_least_8_bits(number: str) -> str:

@@ -369,6 +369,7 @@ def _cells(block: dict[str, Any], case: Case) -> list[tuple[str, str]]:
     amounts = [
         ("KV rows read", block["kv_rows_read"], ""),
         ("page bounds read", block["bounds_read"], ""),
+        ("keys read to choose", block["keys_listed"], ""),
         *((f"KV read, {name}", size, "B") for name, size in (block["kv_bytes_read"] or {}).items()),
         (f"KV held, {kv}", (block["kv_bytes_held"] or {}).get(kv), "B"),
         (f"KV of a token, {kv}", (block["kv_bytes_per_token"] or {}).get(kv), "B"),

@@ -27,6 +27,12 @@ def key_and_value_bytes(form: KVFormat, head_dim: int) -> int:
     return KV_FORMATS[form.keys](head_dim) + KV_FORMATS[form.values](head_dim)
 
 
+@cache
+def key_bytes(form: KVFormat, head_dim: int) -> int:
+    """Of one token's row of keys alone."""
+    return KV_FORMATS[form.keys](head_dim)
+
+
 def bounds_bytes(head_dim: int) -> int:
     """Of a page and KV head: mean and variance of every channel's keys as int8, with a float32 scale of either."""
     return 2 * head_dim + 8
@@ -134,9 +140,12 @@ class Cost:
     kv_rows_held: int | None
     """In the cache when the work is done."""
     bounds_read: int | None
-    """Of pages, to choose by; one a KV head."""
+    """Of pages, to list some by; one a KV head."""
+    keys_listed: int | None
+    """Rows of keys that are read without their values, to choose pages."""
     kv_bytes_read: int | None
-    """Rows, bounds and states. Chosen pages count as main ones as far as there are such: at least so much."""
+    """Rows, bounds, listed keys, states. Chosen and listed pages count as main ones as far as there are such: at
+    least so much."""
     kv_bytes_written: int | None
     kv_bytes_held: int | None
     kv_bytes_per_token: int | None
@@ -145,7 +154,7 @@ class Cost:
     attention_flops: int | None
     """4 · head_dim a visit: a multiplication and an addition per channel for q·k, and again for p·v."""
     selection_flops: int | None
-    """4 · head_dim a bound and query head: two products, the larger one, a sum."""
+    """4 · head_dim a bound and query head: two products, of the mean and of the variance; 2 · head_dim a listed key."""
     linear_passes: int
     """Times that the matrices of the layers are read: once a step."""
     head_passes: int
@@ -307,6 +316,7 @@ def _cost(
     state_bytes = shape.state_bytes if held_tokens else 0
     bounds = _times(keys.bounds_read, shape.kv_heads)
     bounds_size = None if shape.head_dim is None else _times(bounds_bytes(shape.head_dim), bounds)
+    listed_size = rows.keys_size(keys.main_listed, keys.precise_listed)
     return Cost(
         tokens=tokens,
         visits=shape.heads * keys.seen,
@@ -318,8 +328,10 @@ def _cost(
         kv_rows_written=rows.number(keys.main_written + keys.precise_written),
         kv_rows_held=rows.number(main_held + precise_held),
         bounds_read=bounds,
+        keys_listed=_times(keys.main_listed + keys.precise_listed, shape.kv_heads),
         kv_bytes_read=_plus(
-            rows.size(keys.main_read, keys.precise_read), _plus(bounds_size, (passes - from_zeros) * state_bytes)
+            rows.size(keys.main_read, keys.precise_read),
+            _plus(_plus(bounds_size, listed_size), (passes - from_zeros) * state_bytes),
         ),
         kv_bytes_written=_plus(rows.size(keys.main_written, keys.precise_written), passes * state_bytes),
         kv_bytes_held=_plus(rows.size(main_held, precise_held), state_bytes),
@@ -329,7 +341,9 @@ def _cost(
             flops_factor * tokens * shape.recurrence_flops,
         ),
         attention_flops=_times(4 * flops_factor * shape.heads * keys.seen, shape.head_dim),
-        selection_flops=_times(4 * shape.heads * keys.bounds_read, shape.head_dim),
+        selection_flops=_times(
+            shape.heads * (4 * keys.bounds_read + 2 * (keys.main_listed + keys.precise_listed)), shape.head_dim
+        ),
         linear_passes=passes,
         head_passes=head_passes,
         weights_read=_weights(shape, passes, head_passes),
@@ -346,6 +360,13 @@ class _Rows:
 
     def number(self, keys: int) -> int | None:
         return _times(2 * keys, self.kv_heads)
+
+    def keys_size(self, main: int, precise: int) -> int | None:
+        """Of keys alone."""
+        if self.head_dim is None:
+            return None
+        of_head = main * key_bytes(self.policy.main, self.head_dim)
+        return _times(of_head + precise * key_bytes(self.policy.precise, self.head_dim), self.kv_heads)
 
     def size(self, main: int, precise: int) -> int | None:
         if self.head_dim is None:

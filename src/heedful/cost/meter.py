@@ -17,7 +17,7 @@ from heedful.cache.policy import PAGE_LEN, SPARSE_SINKS, SPARSE_WINDOW, PagePoli
 from heedful.cache.prefix import PrefixReport
 from heedful.cost import visits
 from heedful.cost.energy import Energy
-from heedful.cost.formulas import bounds_bytes, key_and_value_bytes
+from heedful.cost.formulas import bounds_bytes, key_and_value_bytes, key_bytes
 from heedful.cost.quality import Quality
 from heedful.cost.receipt import AdapterUse, Flops, Guesses, KVTraffic, Receipt, Saved, Seconds, Visits, WeightTraffic
 from heedful.models.config import ModelConfig
@@ -76,6 +76,7 @@ class Meter:
     """Rows of keys, and as many of values."""
     rows_written: Counter[KVFormat] = field(default_factory=Counter)
     bounds_read: int = 0
+    keys_listed: Counter[KVFormat] = field(default_factory=Counter)
     states_read: int = 0
     states_written: int = 0
     held_bytes_peak: int = 0
@@ -141,10 +142,12 @@ class Meter:
 
     def _count_rows(self, chunk: Chunk, kv_heads: int, head_dim: int) -> int:
         """Returns the bytes read."""
-        rows, bounds = [], 0
+        rows, listed, bounds = [], [], 0
         for span in chunk.spans:
             rows += visits.rows_read(span, kv_heads)
-            bounds += visits.bounds_read(span, kv_heads)
+            if span.selection is not None:
+                bounds += visits.bounds_read(span, kv_heads)
+                listed += visits.keys_listed(span, kv_heads)
             form, count = visits.rows_written(span, kv_heads)
             self.rows_written[form] += count
         for before, after, count in visits.rows_moved(chunk, kv_heads):
@@ -152,8 +155,10 @@ class Meter:
             self.rows_written[after] += count
         for form, count in rows:
             self.rows_read[form] += count
+        for form, count in listed:
+            self.keys_listed[form] += count
         self.bounds_read += bounds
-        return rows_bytes(rows, head_dim) + bounds * bounds_bytes(head_dim)
+        return rows_bytes(rows, head_dim) + keys_bytes(listed, head_dim) + bounds * bounds_bytes(head_dim)
 
     def count_guesses(self, chunk: Chunk, made: int, right: int, config: ModelConfig) -> None:
         """Of the `made` tokens at the chunk's end `right` were: the visits of the others are counted already, here as
@@ -199,12 +204,14 @@ class Meter:
             kv=KVTraffic(
                 policy.main.name,
                 rows_bytes(self.rows_read.items(), config.head_dim)
+                + keys_bytes(self.keys_listed.items(), config.head_dim)
                 + self.bounds_read * bounds_bytes(config.head_dim)
                 + self.states_read * config.state_bytes,
                 rows_bytes(self.rows_written.items(), config.head_dim) + self.states_written * config.state_bytes,
                 self.held_bytes_peak,
                 2 * self.rows_read.total(),
                 self.bounds_read,
+                self.keys_listed.total(),
             ),
             weights=WeightTraffic(self.weight_bytes_read),
             flops=Flops(
@@ -212,7 +219,9 @@ class Meter:
                 + config.recurrence_flops * self.tokens_computed
                 + (0 if used is None else used.flops),
                 attention=4 * config.head_dim * total,
-                selection=4 * config.head_dim * self.bounds_read * (config.num_heads // config.num_kv_heads),
+                selection=config.head_dim
+                * (4 * self.bounds_read + 2 * self.keys_listed.total())
+                * (config.num_heads // config.num_kv_heads),
             ),
             seconds=self._seconds(),
             energy=Energy(self.joules, self.joules_low, self.joules_high, self.energy_source),
@@ -289,6 +298,11 @@ def split_evenly(whole: int, parts: int) -> list[int]:
 def rows_bytes(rows: Iterable[tuple[KVFormat, int]], head_dim: int) -> int:
     """Bytes of so many rows of keys and as many of values, by format."""
     return sum(count * key_and_value_bytes(form, head_dim) for form, count in rows)
+
+
+def keys_bytes(rows: Iterable[tuple[KVFormat, int]], head_dim: int) -> int:
+    """Bytes of so many rows of keys alone, by format."""
+    return sum(count * key_bytes(form, head_dim) for form, count in rows)
 
 
 def policy_in_words(policy: PagePolicy, windows: tuple[int | None, ...]) -> dict[str, Any]:

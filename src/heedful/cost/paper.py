@@ -160,6 +160,7 @@ def describe(
         "kv_rows_read": cost.kv_rows_read,
         "kv_rows_written": cost.kv_rows_written,
         "bounds_read": cost.bounds_read,
+        "keys_listed": cost.keys_listed,
         "kv_bytes_read": _by_format(costs, "kv_bytes_read"),
         "kv_bytes_held": _by_format(costs, "kv_bytes_held"),
         "kv_bytes_per_token": _by_format(costs, "kv_bytes_per_token"),

@@ -46,7 +46,8 @@ class Guesses:
 
 @dataclass(frozen=True)
 class KVTraffic:
-    """Bytes are those of rows, of bounds, and of recurrent states, which each step reads and writes once."""
+    """Bytes are those of rows, of bounds and keys that pages are chosen by, and of recurrent states, which each step
+    reads and writes once."""
 
     format: str
     bytes_read: int
@@ -55,7 +56,9 @@ class KVTraffic:
     rows_read: int
     """Keys and values; those of pages that take another number format are read, and written, once more."""
     bounds_read: int = 0
-    """Bounds of pages, one a KV head, that were read to choose pages; their bytes are in bytes_read."""
+    """Bounds of pages, one a KV head, that were read to list pages; their bytes are in bytes_read."""
+    keys_listed: int = 0
+    """Keys of listed pages that were read, without their values, to choose pages; likewise."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from heedful.cache.policy import (
     SPARSE_WINDOW,
     STRIDE,
     PagePolicy,
+    candidate_pages,
+    listed_pages,
 )
-from heedful.cost.visits import attended, candidate_pages, selected_keys
+from heedful.cost.visits import attended, selected_keys
 
 STEP_TOKENS = STRIDE
 """The most prompt tokens that the engine computes at once; also the stride at which pages change format."""
@@ -38,6 +40,9 @@ class Keys(NamedTuple):
     main_written: int = 0
     precise_written: int = 0
     bounds_read: int = 0
+    main_listed: int = 0
+    """Keys that are read alone, to choose pages."""
+    precise_listed: int = 0
 
     def plus(self, other: Keys, times: int = 1) -> Keys:
         return Keys(*(mine + times * more for mine, more in zip(self, other, strict=True)))
@@ -124,17 +129,30 @@ class LayerOnPaper:
         if not self.chooses or budget is None or own < budget:
             return step
         seen, local = selected_keys(budget, position), min(LOCAL_PAGES, budget - 3)
-        renews = position % RENEW_STEPS == 0 or position == prompt
-        bounds = candidate_pages(own + 1, local) if renews else 0
+        if position % RENEW_STEPS == 0 or position == prompt:
+            step = self._choosing(step, position, budget, local)
         if not self.policy.is_mixed:
-            return step._replace(seen=seen, main_read=seen, bounds_read=bounds)
+            return step._replace(seen=seen, main_read=seen)
         main, moved = self._main_of_chosen(position, budget, local), step.main_written
-        return step._replace(seen=seen, main_read=main, precise_read=seen - main + moved, bounds_read=bounds)
+        return step._replace(seen=seen, main_read=main, precise_read=seen - main + moved)
+
+    def _choosing(self, step: Keys, position: int, budget: int, local: int) -> Keys:
+        candidates = candidate_pages(position // PAGE_LEN + 1, local)
+        listed = listed_pages(budget, candidates)
+        main = min(listed, self._main_candidates(position, local)) if self.policy.is_mixed else listed
+        return step._replace(
+            bounds_read=candidates if listed < candidates else 0,
+            main_listed=PAGE_LEN * main,
+            precise_listed=PAGE_LEN * (listed - main),
+        )
+
+    def _main_candidates(self, position: int, local: int) -> int:
+        return min(self._old_end(position) // PAGE_LEN, position // PAGE_LEN - local) - 1
 
     def _main_of_chosen(self, position: int, budget: int, local: int) -> int:
         """Rows in main pages, where the kernel chooses as many of these as there are; it may choose fewer."""
         own, old = position // PAGE_LEN, self._old_end(position) // PAGE_LEN
-        candidates = min(old, own - local) - 1
+        candidates = self._main_candidates(position, local)
         return PAGE_LEN * (max(0, old - (own - local)) + min(budget - local - 2, candidates))
 
     def _read(self, start: int, end: int, window: int | None, sinks: int) -> tuple[int, int]:
@@ -165,7 +183,9 @@ class LayerOnPaper:
     def _bends(self) -> set[int]:
         """Positions at which, up to a stride, a count may begin to grow at another rate."""
         sparse = (SPARSE_WINDOW, SPARSE_SINKS) if self.policy.sparse_prefill else (0, 0)
-        bends = {PAGE_LEN * ((self.policy.budget_pages or 0) + pages) for pages in (0, 1)}
+        budget = self.policy.budget_pages or 0
+        bends = {PAGE_LEN * (budget + pages) for pages in (0, 1)}
+        bends |= {PAGE_LEN * (listed_pages(budget, 1 << 62) + LOCAL_PAGES + pages) for pages in (0, 1, 2, 3)}
         for window, sinks in ((self._window or 0, self._sinks), sparse):
             firsts = (0, sinks, -(-sinks // PAGE_LEN) * PAGE_LEN, PAGE_LEN)
             bends |= {reach + first for reach in (0, window) for first in firsts}

@@ -7,8 +7,9 @@ nothing of bytes, seconds or joules.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from heedful.cache.policy import PAGE_LEN
+from heedful.cache.policy import PAGE_LEN, candidate_pages
 from heedful.request import Chunk, FormatRun, KeySpan, KVFormat
 
 RowCounts = list[tuple[KVFormat, int]]
@@ -40,11 +41,6 @@ def selected_layers(span: KeySpan) -> list[int]:
 def selected_keys(num_pages: int, position: int) -> int:
     """Keys that the query at `position` sees where it reads `num_pages` pages: its own only up to itself."""
     return (num_pages - 1) * PAGE_LEN + position % PAGE_LEN + 1
-
-
-def candidate_pages(pages: int, local_pages: int) -> int:
-    """Of a sequence's pages those that are chosen by bound: not the first, the newest full ones and the query's own."""
-    return pages - 2 - local_pages
 
 
 def visits(span: KeySpan, heads: int) -> int:
@@ -95,12 +91,30 @@ def rows_moved(chunk: Chunk, kv_heads: int) -> list[tuple[KVFormat, KVFormat, in
 
 
 def bounds_read(span: KeySpan, kv_heads: int) -> int:
-    """Pages' bounds that were read to choose pages: one a KV head, layer and page that may be chosen."""
+    """Pages' bounds that were read to list pages: one a KV head, layer and page that may be chosen."""
     selection = span.selection
-    if selection is None or not selection.renew:
+    if selection is None or selection.listed is None:
         return 0
     pages = span.start // PAGE_LEN + 1
     return kv_heads * len(selected_layers(span)) * candidate_pages(pages, selection.local_pages)
+
+
+def keys_listed(span: KeySpan, kv_heads: int) -> RowCounts:
+    """Rows of keys that were read alone, without their values, to choose pages: those of all listed pages.
+
+    Known, like the rows of chosen pages, when the step has run.
+    """
+    selection = span.selection
+    if selection is None or not selection.renew:
+        return []
+    layers = selected_layers(span)
+    all_rows = kv_heads * len(layers) * selection.listed_pages * PAGE_LEN
+    if len(span.formats) == 1:
+        return [(span.formats[0].format, all_rows)]
+    if selection.listed is not None:
+        return _rows_of_pages(span, selection.listed[layers], all_rows)
+    end = (1 + selection.listed_pages) * PAGE_LEN
+    return [(run.format, kv_heads * len(layers) * _overlap(run, PAGE_LEN, end)) for run in span.formats]
 
 
 def _overlap(run: FormatRun, begin: int, end: int) -> int:
@@ -110,12 +124,15 @@ def _overlap(run: FormatRun, begin: int, end: int) -> int:
 def _rows_chosen(span: KeySpan, layers: list[int], kv_heads: int) -> RowCounts:
     """Chosen pages are full but for the query's own, which is one of the newest."""
     assert span.selection is not None, span
-    left = kv_heads * len(layers) * selected_keys(span.selection.num_pages, span.start)
-    rows = []
-    if len(span.formats) > 1:
-        pages = span.selection.chosen[layers]
-        for run in span.formats[:-1]:
-            inside = (pages >= run.begin // PAGE_LEN) & (pages < run.end // PAGE_LEN)
-            rows.append((run.format, PAGE_LEN * int(np.count_nonzero(inside))))
-            left -= rows[-1][1]
-    return [*rows, (span.formats[-1].format, left)]
+    rows = kv_heads * len(layers) * selected_keys(span.selection.num_pages, span.start)
+    return _rows_of_pages(span, span.selection.chosen[layers], rows)
+
+
+def _rows_of_pages(span: KeySpan, pages: npt.NDArray[np.int32], rows: int) -> RowCounts:
+    """Of so many rows in `pages`, by index: all pages are full but those of the newest format."""
+    found = []
+    for run in span.formats[:-1]:
+        inside = (pages >= run.begin // PAGE_LEN) & (pages < run.end // PAGE_LEN)
+        found.append((run.format, PAGE_LEN * int(np.count_nonzero(inside))))
+        rows -= found[-1][1]
+    return [*found, (span.formats[-1].format, rows)]

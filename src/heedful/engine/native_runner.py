@@ -314,7 +314,8 @@ def _span_arrays(batch: Batch) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.in
     for chunk in batch.chunks:
         for span in chunk.spans:
             rows.append(_span_row(span, offset) + _selection_columns(span, len(chosen)))
-            chosen += [] if span.selection is None else [span.selection.chosen]
+            if span.selection is not None:
+                chosen += [each for each in (span.selection.chosen, span.selection.listed) if each is not None]
             pages += (span.pages, span.sink_pages)
             offset += len(span.pages) + len(span.sink_pages)
     table = np.array(rows, dtype=np.int32).reshape(len(batch.chunks), len(batch.chunks[0].spans), -1)
@@ -333,8 +334,10 @@ def _span_row(span: KeySpan, offset: int) -> tuple[int, ...]:
 
 def _selection_columns(span: KeySpan, chosen_at: int) -> tuple[int, ...]:
     """Pages of each KV head (0: all), newest among them, layers that read all, whether to choose anew, where the choice
-    is.
+    is, listed pages, where these are (-1: all candidates are listed).
     """
     if (wanted := span.selection) is None:
-        return 0, 0, 0, 0, 0
-    return wanted.num_pages, wanted.local_pages, wanted.dense_layers, int(wanted.renew), chosen_at
+        return 0, 0, 0, 0, 0, 0, -1
+    listed_at = -1 if wanted.listed is None else chosen_at + 1
+    how = wanted.num_pages, wanted.local_pages, wanted.dense_layers, int(wanted.renew)
+    return *how, chosen_at, wanted.listed_pages, listed_at

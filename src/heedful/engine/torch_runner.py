@@ -222,7 +222,7 @@ class _SpanAttend:
         self._store(layer, k, v)
         selection = self._span.selection
         if selection is not None and layer >= selection.dense_layers:
-            keys, values = self._read_chosen(layer, q, selection, scale)
+            keys, values = self._read_chosen(layer, q, selection, scale, softcap)
         else:
             keys, values = self._read(layer, self._keys, q.dtype)
         out = attention(q, keys, values, self._bias, scale=scale, softcap=softcap, sink_q=sink_q, sinks=self._sinks)
@@ -243,10 +243,12 @@ class _SpanAttend:
         keys, values = parts[0] if len(parts) == 1 else (torch.cat(rows) for rows in zip(*parts, strict=True))
         return keys.to(dtype), values.to(dtype)
 
-    def _read_chosen(self, layer: int, q: Tensor, selection: Selection, scale: float) -> tuple[Tensor, Tensor]:
+    def _read_chosen(
+        self, layer: int, q: Tensor, selection: Selection, scale: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values (N, K, D) of the pages that each KV head has chosen, up to the query's own position."""
         if selection.renew:
-            selection.chosen[layer] = self._choose(q[0] * scale, selection, layer)
+            selection.chosen[layer] = self._choose(q[0] * scale, selection, layer, softcap)
         chosen = selection.chosen[layer]  # (K, pages)
         indices, place = np.unique(chosen, return_inverse=True)
         pages = np.asarray(self._span.pages, dtype=np.int64)[indices]
@@ -263,23 +265,33 @@ class _SpanAttend:
         keys, values = self._read(layer, _runs(slots, PAGE_LEN, self._device), q.dtype)
         return of_heads(keys), of_heads(values)
 
-    def _choose(self, q: Tensor, selection: Selection, layer: int) -> npt.NDArray[np.int32]:
-        """(K, num_pages): the first page, those that promise most, the newest full ones and the query's own. q (H, D)
-        is scaled.
+    def _choose(self, q: Tensor, selection: Selection, layer: int, softcap: float | None) -> npt.NDArray[np.int32]:
+        """(K, num_pages): the first page, those that weigh most, the newest full ones and the query's own. q (H, D) is
+        scaled.
         """
         own = (self._span.end - 1) // PAGE_LEN
         candidates = np.arange(1, own - selection.local_pages)
         count = selection.num_pages - selection.local_pages - 2
         assert 0 <= count <= len(candidates), (selection.num_pages, own)
         pages = np.asarray(self._span.pages, dtype=np.int64)[candidates]
-        runs = _runs(pages, 1, self._device)
-        rows = torch.cat([self._arenas[run.arena].bounds(layer, run.rows) for run in runs])
-        bounds = reference.page_bounds(q, *reference.decode_bounds(rows))
-        promises = reference.page_promises(bounds, rows.shape[1])
         last = selection.chosen[layer]
         before = np.stack([np.isin(candidates, of_head) for of_head in last]) if last.any() else None
         bonus = None if before is None else torch.from_numpy(before).to(self._device)
-        best = candidates[reference.choose_pages(promises, count, bonus).cpu().numpy()]
+        slots = (pages[:, None] * PAGE_LEN + np.arange(PAGE_LEN)).ravel()
+        keys, _ = self._read(layer, _runs(slots, PAGE_LEN, self._device), q.dtype)
+        weights = reference.page_weights(q, keys.reshape(len(pages), PAGE_LEN, *keys.shape[1:]), softcap)
+        if selection.listed is not None:
+            runs = _runs(pages, 1, self._device)
+            rows = torch.cat([self._arenas[run.arena].bounds(layer, run.rows) for run in runs])
+            promises = reference.page_promises(reference.page_bounds(q, *reference.decode_bounds(rows)), len(last))
+            listed = reference.choose_pages(promises, selection.listed_pages, bonus)
+            selection.listed[layer] = candidates[listed.cpu().numpy()]
+            is_listed = torch.zeros_like(promises, dtype=torch.bool).scatter(-1, listed, True)
+            of_heads = is_listed.repeat_interleave(len(weights) // len(last), dim=0)
+            shares = reference.page_promises(weights.where(of_heads, -torch.inf), len(last)).where(is_listed, -1.0)
+        else:
+            shares = reference.page_promises(weights, len(last))
+        best = candidates[reference.choose_pages(shares, count, bonus).cpu().numpy()]
         always = np.array([0, *range(own - selection.local_pages, own + 1)])
         return np.sort([[*always, *of_head] for of_head in best], axis=1).astype(np.int32)
 

@@ -13,7 +13,7 @@ from heedful.errors import BadParameter, UnsupportedModel
 
 KV_NUMBERS = ("f32", "f16", "q8", "q4")  # their order is csrc/ops.h's, as are:
 PANEL_FORMATS = ("f32", "f16", "w4", "w8", "w6")
-API = 5
+API = 6
 """Of the module's calls and their arguments; csrc/module.cpp has the same number."""
 WEIGHTS_FORMATS = {"q8": "w8", "q6": "w6", "q4": "w4"}
 """What matrices can be quantized to at load, in blocks of 32, and the panels that hold it: 8-bit codes with a scale,

@@ -209,6 +209,18 @@ def page_bounds(q: Tensor, means: Tensor, variances: Tensor) -> Tensor:
     return (at_mean + BOUND_DEVIATIONS * variance.sqrt()).flatten(0, 1)
 
 
+def page_weights(q: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
+    """Of what a page's keys weigh, the logarithm: log Σ exp(score).
+
+    q (H, D), scaled, keys (P, page length, K, D) → (H, P).
+    """
+    q = q.reshape(keys.shape[2], -1, keys.shape[3])
+    scores = torch.einsum("kgd,pnkd->kgpn", q, keys)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    return scores.logsumexp(dim=-1).flatten(0, 1)
+
+
 def page_promises(bounds: Tensor, kv_heads: int) -> Tensor:
     """bounds (..., H, P), scaled as scores are → (..., K, P): a page's shares of each query head's softmax, summed over
     the query heads of a KV head.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from heedful.cache.policy import DENSE_LAYERS, LOCAL_PAGES, PAGE_LEN, rotation_block
+from heedful.cache.policy import DENSE_LAYERS, LOCAL_PAGES, PAGE_LEN, listed_pages, rotation_block
 from heedful.kernels import reference
 from heedful.models.carried import Carried
 from heedful.models.config import ModelConfig
@@ -359,14 +359,21 @@ def page_bounds(q: Tensor, keys: Tensor) -> Tensor:
 
 def mass_of_chosen(bounds: Tensor, kv_heads: int, mass: Tensor, at: Tensor, num_pages: int) -> Tensor:
     """What a budget of `num_pages` keeps of the queries' mass by page (Q, H, P) → (Q, H): the first page, the newest,
-    and those of the rest that promise most by `bounds` (Q, H, full pages), as if each query were the first to choose.
+    and those that weigh most of the rest, or of those of the rest that promise most by `bounds` (Q, H, full pages); as
+    if each query were the first to choose.
     """
     local, own = min(LOCAL_PAGES, num_pages - 3), (at // PAGE_LEN)[:, None]
     pages = torch.arange(bounds.shape[-1])
     is_candidate = (pages >= 1) & (pages < own - local)
     promises = reference.page_promises(bounds.masked_fill(~is_candidate[:, None, :], float("-inf")), kv_heads)
     promises = promises.masked_fill(~is_candidate[:, None, :], -1.0)
-    best = promises.sort(dim=-1, descending=True, stable=True).indices[..., : num_pages - local - 2]
+    listed = promises.sort(dim=-1, descending=True, stable=True).indices[..., : listed_pages(num_pages, len(pages))]
+    is_listed = torch.zeros_like(promises, dtype=torch.bool).scatter_(-1, listed, True) & is_candidate[:, None, :]
+    weights = mass[..., : len(pages)] * is_listed.repeat_interleave(mass.shape[1] // kv_heads, dim=1)
+    shares = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+    shares = shares.view(len(mass), kv_heads, -1, len(pages)).sum(2)
+    shares = shares.masked_fill(~is_listed, -1.0)
+    best = shares.sort(dim=-1, descending=True, stable=True).indices[..., : num_pages - local - 2]
     read = torch.zeros(len(mass), kv_heads, mass.shape[-1], dtype=torch.bool).scatter_(-1, best, True)
     pages = torch.arange(mass.shape[-1])
     read |= ((pages == 0) | (pages >= own - local) | (own + 1 <= num_pages))[:, None, :]

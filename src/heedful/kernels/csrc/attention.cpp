@@ -382,6 +382,35 @@ void attend(const PageBuffer* arenas, const AttentionShape& shape, const KeyRun&
     write_part(rows, shape.head_dim, part);
 }
 
+void weigh_pages(const PageBuffer* arenas, const AttentionShape& shape, const int32_t* pages, int count,
+                 const QueryRows& query, float* maxima, float* sums, int stride, void* scratch) {
+    if (count == 0) return;
+    const KeyRun keys{pages, count, 0, 0, count * kPageLen, 0, pages[count - 1]};
+    const Work work{arenas, shape, keys, query};
+    const Slots whole{0, kPageLen};
+    Rows rows = rows_of(shape, 1);
+    lay_out(rows, static_cast<uint8_t*>(scratch));
+    start_rows(work, rows);
+    for (int i = 0; i < count; ++i) {
+        const PageView page = view(work, i);
+        for (int r0 = 0; r0 < rows.count; r0 += kRowTile) {
+            PageTile tile;
+            tile.rows = rows.count - r0 < kRowTile ? rows.count - r0 : kRowTile;
+            for (int r = 0; r < tile.rows; ++r) {
+                tile.slots[r] = whole;
+                rows.maxima[r0 + r] = kNothing;
+                store(rows.sums + static_cast<size_t>(r0 + r) * kLanes, splat(0.0f));
+            }
+            score(rows, r0, page, whole, tile);
+            weigh(rows, r0, shape.softcap, tile);
+            for (int r = r0; r < r0 + tile.rows; ++r) {
+                maxima[static_cast<size_t>(r) * stride + i] = rows.maxima[r];
+                sums[static_cast<size_t>(r) * stride + i] = total(load(rows.sums + static_cast<size_t>(r) * kLanes));
+            }
+        }
+    }
+}
+
 void merge_parts(const float* parts, size_t part_stride, int count, int head_dim, float* out) {
     float maximum = kNothing, sum = 0;
     for (int s = 0; s < count; ++s) maximum = parts[s * part_stride] > maximum ? parts[s * part_stride] : maximum;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -78,6 +79,7 @@ Out bound_pages(const std::vector<Bytes>& arenas, int kv_heads, Pages pages, Hea
     return Out(out, {static_cast<size_t>(heads), count}, owner);
 }
 
+// By bounds of all candidates, as if each page had one key that scores so.
 void choose_pages(Bounds bounds, float scale, int pages, int local_pages, Chosen chosen, const std::string& variant) {
     const Ops& ops = table_of(variant);
     const int num_pages = static_cast<int>(chosen.size()), candidates = pages - 2 - local_pages;
@@ -85,10 +87,12 @@ void choose_pages(Bounds bounds, float scale, int pages, int local_pages, Chosen
             "2 + local_pages <= chosen <= pages");
     require(bounds.shape(0) > 0, "bounds: a row a query head of the group");
     require(static_cast<int>(bounds.shape(1)) == candidates, "bounds: one a page from the second to the local ones");
-    std::vector<float> scores(bounds.data(), bounds.data() + bounds.size());
-    std::vector<int32_t> keys(candidates);
-    ops.choose_pages(scores.data(), static_cast<int>(bounds.shape(0)), scale, keys.data(), pages, local_pages, num_pages,
-                     chosen.data());
+    std::vector<float> maxima(bounds.data(), bounds.data() + bounds.size()), sums(bounds.size(), 1.0f);
+    for (float& score : maxima) score *= scale * 1.44269504f;
+    std::vector<int32_t> keys(candidates), listed(candidates);
+    std::iota(listed.begin(), listed.end(), 1);
+    ops.choose_pages(maxima.data(), sums.data(), static_cast<int>(bounds.shape(0)), keys.data(), listed.data(), candidates,
+                     pages, local_pages, num_pages, chosen.data());
 }
 
 }  // namespace

@@ -128,9 +128,10 @@ public:
         decoder_.move_pages(list.data(), static_cast<int>(list.size()));
     }
 
-    // span_table: (chunks, groups, 14) start, end, window, first_page, offset of its pages in `pages`, sinks, offset of
+    // span_table: (chunks, groups, 16) start, end, window, first_page, offset of its pages in `pages`, sinks, offset of
     // the sink pages, sink_distance, rotated, as in Span; num_pages, local_pages, dense_layers, renew, as in Selection,
-    // and which of `chosen`, (layers, K, num_pages) each, is read and written. adapted, adapted_wanted: (n, 3) adapter,
+    // and which of `chosen`, (layers, K, num_pages) each, is read and written; listed_pages, and which of `chosen`, (layers,
+    // K, listed_pages), takes the listed ones, -1 where all candidates are. adapted, adapted_wanted: (n, 3) adapter,
     // begin, end, of tokens and of places in `wanted`, ascending.
     void run(const Ints& ids, const Ints& positions, const Ints& chunk_starts, const Ints& span_table,
              const Ints& pages, const std::vector<Choices>& chosen, const Ints& wanted, const MutableFloats& logits,
@@ -140,7 +141,7 @@ public:
         step.chunks = static_cast<int>(span_table.shape(0));
         step.groups = static_cast<int>(span_table.shape(1));
         step.wanted = static_cast<int>(wanted.size());
-        require(span_table.ndim() == 3 && span_table.shape(2) == kColumns, "span_table is not (chunks, groups, 14)");
+        require(span_table.ndim() == 3 && span_table.shape(2) == kColumns, "span_table is not (chunks, groups, 16)");
         require(ids.size() == positions.size(), "ids and positions differ in length");
         require(static_cast<int>(chunk_starts.size()) == step.chunks + 1, "chunk_starts is not (chunks + 1)");
         require(logits.size() == static_cast<size_t>(step.wanted) * decoder_.config.vocab, "logits is not (wanted, vocab)");
@@ -164,7 +165,7 @@ public:
     }
 
 private:
-    static constexpr int kColumns = 14;
+    static constexpr int kColumns = 16;
 
     struct Embedding {
         int ggml_type;
@@ -217,6 +218,7 @@ private:
         require(span.end == span.start + 1 && span.window == 0 && span.sinks == 0 && span.first_page == 0,
                 "pages are selected for one query without window and sinks");
         span.selection = {columns[0], columns[1], columns[2], columns[3] != 0, choices.data()};
+        if (span.selection.renew) list(span, columns[5], columns[6], chosen);
         for (const Span& other : spans_)
             require(other.selection.num_pages == 0 || other.selection.dense_layers == columns[2],
                     "dense_layers differ");
@@ -226,6 +228,20 @@ private:
             for (size_t arena = 0; arena < layer.arenas.size() && layer.group == group; arena++)
                 require(!layer.arenas[arena].base || layer.bounds[arena].base,
                         "pages without bounds cannot be selected");
+    }
+
+    // Which pages' keys are read to renew a choice.
+    void list(Span& span, int listed_pages, int at, const std::vector<Choices>& chosen) const {
+        const int candidates = candidates_of(span), wanted = span.selection.num_pages - 2 - span.selection.local_pages;
+        require(listed_pages >= wanted && listed_pages <= candidates, "listed_pages is not in [chosen ones, candidates]");
+        require(at >= 0 || listed_pages == candidates, "some candidates are listed, and there is no room for which");
+        span.selection.listed_pages = listed_pages;
+        if (at < 0) return;
+        const Choices& listed = chosen.at(at);
+        require(listed.shape(0) == decoder_.layers.size() && static_cast<int>(listed.shape(1)) == decoder_.config.kv_heads &&
+                    static_cast<int>(listed.shape(2)) == listed_pages,
+                "listed is not (layers, kv_heads, listed_pages)");
+        span.selection.listed = listed.data();
     }
 
     const float* keep(const Floats& values) {

@@ -16,7 +16,7 @@ void bind_texts(nanobind::module_& m);
 }  // namespace heedful
 
 NB_MODULE(_native, m) {
-    m.attr("API") = 5;  // of the calls and their arguments; kernels/native.py has the same number
+    m.attr("API") = 6;  // of the calls and their arguments; kernels/native.py has the same number
     m.def("variant", [] { return heedful::ops().name; }, "The kernel variant that this processor gets.");
     heedful::bind_pack(m);
     heedful::bind_matmul(m);

@@ -25,7 +25,10 @@
     void prepare_bounds_query(const float*, int, int, void*);                                                          \
     size_t bounds_query_bytes(int, int);                                                                               \
     void bound_pages(const BoundsBuffer*, const int32_t*, int, int, int, int, const void*, float*, size_t);            \
-    void choose_pages(float*, int, float, int32_t*, int, int, int, int32_t*);                                          \
+    void list_pages(float*, int, float, int32_t*, int, int, const int32_t*, int, int32_t*);                            \
+    void weigh_pages(const PageBuffer*, const AttentionShape&, const int32_t*, int, const QueryRows&, float*, float*,  \
+                     int, void*);                                                                                      \
+    void choose_pages(float*, const float*, int, int32_t*, const int32_t*, int, int, int, int, int32_t*);              \
     }
 
 #define HEEDFUL_TABLE(variant)                                                                                         \
@@ -35,7 +38,8 @@
             variant::attend_scratch_bytes, variant::merge_parts, variant::place_keys, variant::attend_text,            \
             variant::attend_text_scratch_floats,                                                                       \
             variant::bounds_bytes, variant::store_bounds, variant::prepare_bounds_query,                               \
-            variant::bounds_query_bytes, variant::bound_pages, variant::choose_pages                                   \
+            variant::bounds_query_bytes, variant::bound_pages, variant::list_pages, variant::weigh_pages,              \
+            variant::choose_pages                                                                                      \
     }
 
 namespace heedful {

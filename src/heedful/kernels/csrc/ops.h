@@ -206,13 +206,24 @@ struct Ops {
     void (*bound_pages)(const BoundsBuffer* arenas, const int32_t* pages, int count, int kv_head, int group, int head_dim,
                         const void* prepared, float* out, size_t stride);
 
+    // The `wanted` of `count` candidates whose bounds promise the group most, as page indices in `listed`, ascending; of
+    // equal ones the first. bounds (group, count): of page 1 + i at i. A page's promise: its shares of the softmax of each
+    // query's bounds · scale, summed; a quarter more for those that `chosen` (num_chosen, ascending) holds. Overwrites
+    // bounds; `keys` is scratch for the candidates.
+    void (*list_pages)(float* bounds, int group, float scale, int32_t* keys, int count, int wanted, const int32_t* chosen,
+                       int num_chosen, int32_t* listed);
+
+    // What the keys of whole pages weigh for a group's one query: of pages[i] and head g, at [g * stride + i], the largest
+    // score in powers of two and the sum of 2^(score - that).
+    void (*weigh_pages)(const PageBuffer* arenas, const AttentionShape& shape, const int32_t* pages, int count,
+                        const QueryRows& query, float* maxima, float* sums, int stride, void* scratch);
+
     // Renew which `num_pages` of a sequence's `pages` pages one KV head reads, by index, ascending: the first, the last
-    // and the `local_pages` before it, and those that promise the group most, the first of equal ones. bounds (group,
-    // candidates): of page 1 + i at i, up to the local ones. A page's promise: its shares of the softmax of each query's
-    // bounds · scale, summed; a quarter more for those that `chosen` holds, from last time. Overwrites bounds; `keys` is
-    // scratch for the candidates. 2 + local_pages <= num_pages <= pages.
-    void (*choose_pages)(float* bounds, int group, float scale, int32_t* keys, int pages, int local_pages, int num_pages,
-                         int32_t* chosen);
+    // and the `local_pages` before it, and those of the `count` listed ones that weigh most: shares of each head's weights
+    // (maxima and sums, (group, count)), summed; a quarter more for those that `chosen` holds, from last time; the first of
+    // equal ones. Overwrites maxima; `keys` is scratch for the listed pages. 2 + local_pages <= num_pages <= pages.
+    void (*choose_pages)(float* maxima, const float* sums, int group, int32_t* keys, const int32_t* listed, int count,
+                         int pages, int local_pages, int num_pages, int32_t* chosen);
 };
 
 // The table for this processor, chosen once: "vnni" (AVX-512 VNNI), else "avx2" (with FMA and F16C), else "portable".

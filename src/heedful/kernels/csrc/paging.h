@@ -11,11 +11,13 @@ constexpr int kSegment = 512;  // main keys that one softmax runs over before pa
 
 // Which pages the one query of a span reads, in layers from `dense_layers` on: `num_pages`, for each KV head its own.
 struct Selection {
-    int num_pages = 0;    // of each KV head: the first, the last, `local_pages` before it, and those that promise most
+    int num_pages = 0;    // of each KV head: the first, the last, `local_pages` before it, and those that weigh most
     int local_pages = 0;
     int dense_layers = 0;
     bool renew = false;         // else the last choice is read again
     int32_t* chosen = nullptr;  // (layers, K, num_pages) by index in the sequence, ascending
+    int listed_pages = 0;       // whose keys are read to renew it
+    int32_t* listed = nullptr;  // (layers, K, listed_pages) likewise, written; null: all candidates are
     bool covers(int layer) const { return num_pages > 0 && layer >= dense_layers; }
 };
 

@@ -55,7 +55,7 @@ void plan_selection(const Step& step, int group, const DecoderConfig& c, int thr
     selection.filled.clear();
     selection.renewals.clear();
     selection.any = false;
-    size_t floats = 0;
+    size_t bounds = 0, weights = 0;
     for (int chunk = 0; chunk < step.chunks; chunk++) {
         const Span& span = step.spans[chunk * step.groups + group];
         add_filled_pages(span, selection.filled);
@@ -63,14 +63,21 @@ void plan_selection(const Step& step, int group, const DecoderConfig& c, int thr
         selection.any = true;
         selection.dense_layers = span.selection.dense_layers;
         if (!span.selection.renew) continue;
-        selection.renewals.push_back({&span, step.chunk_starts[chunk], nullptr});
-        floats += static_cast<size_t>(c.heads) * candidates_of(span);
+        selection.renewals.push_back({&span, step.chunk_starts[chunk], nullptr, nullptr, nullptr});
+        if (span.selection.listed) bounds += static_cast<size_t>(c.heads) * candidates_of(span);
+        weights += static_cast<size_t>(c.heads) * 2 * span.selection.listed_pages;
+        for (int page = static_cast<int>(selection.candidates.size()); page < candidates_of(span); page++)
+            selection.candidates.push_back(1 + page);
     }
     if (!selection.any) return;
-    float* next = selection.bounds.reserve(floats);
+    float *next_bounds = selection.bounds.reserve(bounds), *next_weights = selection.weights.reserve(weights);
     for (Renewal& renewal : selection.renewals) {
-        renewal.bounds = next;
-        next += static_cast<size_t>(c.heads) * candidates_of(*renewal.span);
+        const size_t listed = static_cast<size_t>(c.heads) * renewal.span->selection.listed_pages;
+        renewal.bounds = next_bounds;
+        if (renewal.lists()) next_bounds += static_cast<size_t>(c.heads) * candidates_of(*renewal.span);
+        renewal.maxima = next_weights;
+        renewal.sums = next_weights + listed;
+        next_weights += 2 * listed;
     }
     selection.spans.assign(step.spans, step.spans + static_cast<size_t>(step.chunks) * step.groups);
     for (Span& span : selection.spans)

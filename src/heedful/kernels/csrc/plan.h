@@ -37,11 +37,13 @@ struct SlotGroup {
     int chunk, begin, end;
 };
 
-// A span whose query, of one token, chooses pages anew; bounds: where those of its candidates go, (H, candidates).
+// A span whose query, of one token, chooses pages anew; where the bounds of its candidates go, (H, candidates), and what
+// listed pages weigh, (H, listed_pages) each.
 struct Renewal {
     const Span* span;
     int token;
-    float* bounds;
+    float *bounds, *maxima, *sums;
+    bool lists() const { return span->selection.listed != nullptr; }
 };
 
 struct GroupWork {
@@ -57,7 +59,8 @@ struct GroupSelection {
     std::vector<Span> spans;      // as the layers from there on read them
     GroupWork work;               // in those layers
     std::vector<Renewal> renewals;
-    Buffer<float> parts, bounds;
+    Buffer<float> parts, bounds, weights;
+    std::vector<int32_t> candidates;  // 1, 2, ...: listed where all are
     bool covers(int layer) const { return any && layer >= dense_layers; }
 };
 

@@ -53,7 +53,8 @@ void Decoder::reserve(const Step& step) {
         selecting.rows.reserve(static_cast<size_t>(kPageLen) * config.head_dim);
         selecting.prepared.reserve(ops_.bounds_query_bytes(share, config.head_dim) / sizeof(float));
         for (int i = 0; i < step.chunks * step.groups; i++) {
-            selecting.pages.reserve(step.spans[i].selection.num_pages);
+            const Selection& selection = step.spans[i].selection;
+            selecting.pages.reserve(std::max(selection.num_pages, selection.listed_pages));
             selecting.keys.reserve(step.spans[i].start / kPageLen + 1);
         }
     }

@@ -1,5 +1,9 @@
 // Page selection (after Quest, arXiv:2406.10774): what each page's keys are like, what a query can hope to find in a page,
-// and which pages promise most. Shapes as in ops.h; P: D rounded up to a multiple of 16, channels past D are zero.
+// and which pages weigh most. Shapes as in ops.h; P: D rounded up to a multiple of 16, channels past D are zero.
+//
+// A choice has two stages. Where there are many pages, bounds list those that promise most; then the keys of the listed
+// ones are read (weigh_pages, attention.cpp), and those that weigh most are chosen. Bounds alone lose single keys: 7 of 100
+// pages with a quarter of a head's attention (docs/log.md).
 //
 // A page's bounds of one KV head: int8 [P means][P variances] of its keys, channel by channel, then a float scale of
 // either. A key at kDeviations standard deviations, if its channels vary independently, scores
@@ -134,38 +138,42 @@ int32_t threshold_of(const int32_t* keys, int count, int wanted) {
     return static_cast<int32_t>(low);
 }
 
-// x (count) becomes its shares of a softmax of scale · x; all 0 where nothing is a number.
-void to_shares(float* x, int count, float scale) {
+// x (count), in powers of two, becomes its shares of the sum of factors · 2^x, factors 1 where null; all 0 where nothing
+// is a number.
+void to_shares(float* x, const float* factors, int count) {
     float most = x[0];
     for (int i = 1; i < count; ++i) most = x[i] > most ? x[i] : most;
     float sum = 0;
     for (int i = 0; i < count; ++i) {
-        x[i] = exp2_of((x[i] - most) * (scale * kLog2e));
+        x[i] = exp2_of(x[i] - most) * (factors ? factors[i] : 1.0f);
         sum += x[i];
     }
     const float divisor = sum > 0 ? sum : 1.0f;
     for (int i = 0; i < count; ++i) x[i] /= divisor;
 }
 
-// bounds[i], of page 1 + i, becomes what the page promises the group; more if it was chosen last time.
-void to_promises(float* bounds, int count, int group, float scale, const int32_t* chosen, int num_chosen) {
-    for (int g = 0; g < group; ++g) {
-        float* shares = bounds + static_cast<size_t>(g) * count;
-        to_shares(shares, count, scale);
-        for (int i = 0; g > 0 && i < count; ++i) bounds[i] += shares[i];
+// shares (group, count): the first row becomes the sum of all, more for pages that were chosen last time. page_at(i),
+// ascending as `chosen` is: the page that i stands for.
+template <class PageAt>
+void to_promises(float* shares, int count, int group, PageAt&& page_at, const int32_t* chosen, int num_chosen) {
+    for (int g = 1; g < group; ++g)
+        for (int i = 0; i < count; ++i) shares[i] += shares[static_cast<size_t>(g) * count + i];
+    for (int i = 0, next = 0; i < count; ++i) {
+        while (next < num_chosen && chosen[next] < page_at(i)) ++next;
+        if (next < num_chosen && chosen[next] == page_at(i)) shares[i] *= kHysteresis;
     }
-    for (int i = 0; i < num_chosen; ++i)
-        if (chosen[i] >= 1 && chosen[i] <= count) bounds[chosen[i] - 1] *= kHysteresis;
 }
 
-// The `wanted` best candidates as page indices, ascending; of equal ones the first.
-void take_best(const int32_t* keys, int count, int wanted, int32_t* chosen) {
+// The `wanted` that promise most, as pages, ascending; of equal ones the first.
+template <class PageAt>
+void take_best(const float* promises, int32_t* keys, int count, int wanted, PageAt&& page_at, int32_t* taken) {
+    for (int i = 0; i < count; ++i) keys[i] = key_of(promises[i]);
     const int32_t threshold = threshold_of(keys, count, wanted);
     int above = 0;
     for (int i = 0; i < count; ++i) above += keys[i] > threshold;
     int equal = wanted - above;  // so many of those at the threshold
     for (int i = 0; i < count; ++i)
-        if (keys[i] > threshold || (keys[i] == threshold && equal-- > 0)) *chosen++ = 1 + i;
+        if (keys[i] > threshold || (keys[i] == threshold && equal-- > 0)) *taken++ = page_at(i);
 }
 
 }  // namespace
@@ -231,13 +239,29 @@ void bound_pages(const BoundsBuffer* arenas, const int32_t* pages, int count, in
     }
 }
 
-void choose_pages(float* bounds, int group, float scale, int32_t* keys, int pages, int local_pages, int num_pages,
-                  int32_t* chosen) {
-    const int local = pages - 1 - local_pages, count = local - 1, wanted = num_pages - 2 - local_pages;
+void list_pages(float* bounds, int group, float scale, int32_t* keys, int count, int wanted, const int32_t* chosen,
+                int num_chosen, int32_t* listed) {
+    const auto page_at = [](int i) { return 1 + i; };
+    for (int g = 0; g < group; ++g) {
+        float* row = bounds + static_cast<size_t>(g) * count;
+        for (int i = 0; i < count; ++i) row[i] *= scale * kLog2e;
+        to_shares(row, nullptr, count);
+    }
+    to_promises(bounds, count, group, page_at, chosen, num_chosen);
+    take_best(bounds, keys, count, wanted, page_at, listed);
+}
+
+void choose_pages(float* maxima, const float* sums, int group, int32_t* keys, const int32_t* listed, int count, int pages,
+                  int local_pages, int num_pages, int32_t* chosen) {
+    const int local = pages - 1 - local_pages, wanted = num_pages - 2 - local_pages;
+    const auto page_at = [&](int i) { return listed[i]; };
     if (wanted > 0) {
-        to_promises(bounds, count, group, scale, chosen, num_pages);
-        for (int i = 0; i < count; ++i) keys[i] = key_of(bounds[i]);
-        take_best(keys, count, wanted, chosen + 1);
+        for (int g = 0; g < group; ++g) {
+            const size_t row = static_cast<size_t>(g) * count;
+            to_shares(maxima + row, sums + row, count);
+        }
+        to_promises(maxima, count, group, page_at, chosen, num_pages);
+        take_best(maxima, keys, count, wanted, page_at, chosen + 1);
     }
     chosen[0] = 0;
     for (int i = 0; i <= local_pages; ++i) chosen[1 + wanted + i] = local + i;

@@ -302,16 +302,29 @@ private:
 
     void rotate(float* head) { ops_.hadamard(head, c_.head_dim, c_.rotation_block); }
 
-    // Which pages each KV head reads from now on. Candidates are shared out by page, choices by head.
+    // Which pages each KV head reads from now on: bounds list some, the keys of these are weighed. Candidates and listed
+    // pages are shared out by page, choices by head.
     void renew_choices(const Layer& layer, int index, int qkv_rows) {
         const GroupSelection& selection = w_.selections[layer.group];
         if (!selection.covers(index) || selection.renewals.empty()) return;
-        for (const Renewal& renewal : selection.renewals) bound_candidates(layer, renewal, qkv_rows);
+        const std::vector<Renewal>& renewals = selection.renewals;
+        const auto each_choice = [&](auto&& each) {
+            const int units = static_cast<int>(renewals.size()) * c_.kv_heads;
+            for (int unit = mine(units, thread_); unit < mine(units, thread_ + 1); unit++)
+                each(renewals[unit / c_.kv_heads], unit % c_.kv_heads);
+            barrier();
+        };
+        if (std::any_of(renewals.begin(), renewals.end(), [](const Renewal& renewal) { return renewal.lists(); })) {
+            for (const Renewal& renewal : renewals)
+                if (renewal.lists()) bound_candidates(layer, renewal, qkv_rows);
+            barrier();
+            each_choice([&](const Renewal& renewal, int head) {
+                if (renewal.lists()) list(renewal, index, head);
+            });
+        }
+        for (const Renewal& renewal : renewals) weigh_listed(layer, renewal, index, qkv_rows);
         barrier();
-        const int units = static_cast<int>(selection.renewals.size()) * c_.kv_heads;
-        for (int unit = mine(units, thread_); unit < mine(units, thread_ + 1); unit++)
-            choose(selection.renewals[unit / c_.kv_heads], index, unit % c_.kv_heads);
-        barrier();
+        each_choice([&](const Renewal& renewal, int head) { choose(layer, renewal, index, head); });
     }
 
     void bound_candidates(const Layer& layer, const Renewal& renewal, int qkv_rows) {
@@ -330,13 +343,50 @@ private:
         return renewal.bounds + static_cast<size_t>(kv_head) * group_ * candidates_of(*renewal.span);
     }
 
-    void choose(const Renewal& renewal, int index, int kv_head) {
+    size_t choice_of(int index, int kv_head) const { return static_cast<size_t>(index) * c_.kv_heads + kv_head; }
+
+    void list(const Renewal& renewal, int index, int kv_head) {
+        const Selection& selection = renewal.span->selection;
+        const size_t choice = choice_of(index, kv_head);
+        ops_.list_pages(bounds_of(renewal, kv_head), group_, c_.query_scale, w_.selecting[thread_].keys.get(),
+                        candidates_of(*renewal.span), selection.listed_pages, selection.chosen + choice * selection.num_pages,
+                        selection.num_pages, selection.listed + choice * selection.listed_pages);
+    }
+
+    // (listed_pages) by index in the sequence.
+    const int32_t* listed_of(const Layer& layer, const Renewal& renewal, int index, int kv_head) const {
+        const Selection& selection = renewal.span->selection;
+        if (!renewal.lists()) return w_.selections[layer.group].candidates.data();
+        return selection.listed + choice_of(index, kv_head) * selection.listed_pages;
+    }
+
+    // This thread's share of the listed pages of all KV heads.
+    void weigh_listed(const Layer& layer, const Renewal& renewal, int index, int qkv_rows) {
         const Span& span = *renewal.span;
-        const Selection& selection = span.selection;
-        const size_t choice = static_cast<size_t>(index) * c_.kv_heads + kv_head;
-        ops_.choose_pages(bounds_of(renewal, kv_head), group_, c_.query_scale, w_.selecting[thread_].keys.get(),
-                          span.start / kPageLen + 1, selection.local_pages, selection.num_pages,
-                          selection.chosen + choice * selection.num_pages);
+        const int count = span.selection.listed_pages, all = count * c_.kv_heads;
+        const int lo = mine(all, thread_), hi = mine(all, thread_ + 1);
+        const AttentionShape shape{c_.heads, c_.kv_heads, c_.head_dim, c_.query_scale, c_.attention_softcap};
+        const float* rows = w_.qkv.get() + static_cast<size_t>(renewal.token) * qkv_rows;
+        int32_t* pages = w_.selecting[thread_].pages.get();
+        for (int head = 0; head < c_.kv_heads; head++) {
+            const int first = std::max(lo - head * count, 0), last = std::min(hi - head * count, count);
+            if (first >= last) continue;
+            const int32_t* listed = listed_of(layer, renewal, index, head);
+            for (int i = first; i < last; i++) pages[i - first] = span.pages[listed[i]];
+            const size_t at = static_cast<size_t>(head) * group_ * count + first;
+            ops_.weigh_pages(layer.arenas.data(), shape, pages, last - first,
+                             {rows, qkv_rows, span.start, head, span.start, span.end}, renewal.maxima + at,
+                             renewal.sums + at, count, w_.scratch[thread_].get());
+        }
+    }
+
+    void choose(const Layer& layer, const Renewal& renewal, int index, int kv_head) {
+        const Selection& selection = renewal.span->selection;
+        const size_t at = static_cast<size_t>(kv_head) * group_ * selection.listed_pages;
+        ops_.choose_pages(renewal.maxima + at, renewal.sums + at, group_, w_.selecting[thread_].keys.get(),
+                          listed_of(layer, renewal, index, kv_head), selection.listed_pages,
+                          renewal.span->start / kPageLen + 1, selection.local_pages, selection.num_pages,
+                          selection.chosen + choice_of(index, kv_head) * selection.num_pages);
     }
 
     // Of the pages that this step has filled: a later one chooses by them.
