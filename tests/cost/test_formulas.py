@@ -188,13 +188,13 @@ def check_paper(policies: st.SearchStrategy[CachePolicy], data: st.DataObject) -
 
 
 def test_rows_of_chosen_pages_are_as_few_bytes_as_a_kernel_can_make_them() -> None:
-    """21 pages, 8 of them read; main ones are 1 to 13. The kernel chooses two of these, and reads the newest four."""
+    """21 pages, 8 of them read; main ones are 1 to 13. The kernel chooses five of these and reads the newest full one."""
     policy = CachePolicy("q4", budget=512)
     resolved = page_policy(policy)
     cost = decode_cost(shape_of([None] * 3), 20 * 64 + 10, policy=resolved)
     in_dense_layers = 2 * ((13 * 64) * 36 + (1290 - 13 * 64) * 72)
-    in_the_last = 2 * 64 * 36 + (5 * 64 + 10) * 72
-    to_choose = 64 * (13 * 18 + 2 * 36)  # keys of all candidates: but the first, the newest four and its own
+    in_the_last = 5 * 64 * 36 + (2 * 64 + 10) * 72
+    to_choose = 64 * (13 * 18 + 5 * 36)  # keys of all candidates: but the first, the newest full one and its own
     assert cost.kv_bytes_read == KV_HEADS * (in_dense_layers + in_the_last + to_choose)
 
 
@@ -366,7 +366,7 @@ def test_a_budget_spares_the_first_layers() -> None:
     cost = decode_cost(LARGE, 1_000_000, policy=policy)
     assert cost.visits == 64 * (2 * 1_000_000 + 78 * of_page)
     assert cost.saved_by_pages == 64 * 78 * (1_000_000 - of_page)
-    assert cost.bounds_read == 8 * 78 * (15_625 - 6)  # pages but the first, four newest full ones and its own
+    assert cost.bounds_read == 8 * 78 * (15_625 - 3)  # pages but the first, the newest full one and its own
     assert cost.keys_listed == 8 * 78 * 64 * 64  # of 64 of these pages
     assert decode_cost(LARGE, 512, policy=policy).saved_by_pages == 0
     local_first = Shape(layers=6, heads=4, windows=((512, 5), (None, 1)), dense_layers=0)

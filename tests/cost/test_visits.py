@@ -144,7 +144,7 @@ def test_cutting_into_chunks_changes_no_visit(cuts: list[int], window: int | Non
 
 
 def test_a_selection_by_hand() -> None:
-    """64 tokens a page; 20 pages and 10 tokens of the 21st; 8 pages are read, 4 of them the newest full ones."""
+    """64 tokens a page; 20 pages and 10 tokens of the 21st; 8 pages are read."""
     cache, windows = cache_of([None] * 5), [None] * 5
     sequence = sequence_of(CachePolicy("q8", budget=512), prompt=20 * 64 + 9, output=2)
     chunks = list(whole_request(cache, sequence, 4096))
@@ -156,7 +156,7 @@ def test_a_selection_by_hand() -> None:
         ("q8", 2 * 3 * (7 * 64 + 10)),
     ]
     assert visits.bounds_read(span, 2) == 0  # so few are all listed
-    assert [(form.name, rows) for form, rows in visits.keys_listed(span, 2)] == [("q8", 2 * 3 * (21 - 6) * 64)]
+    assert [(form.name, rows) for form, rows in visits.keys_listed(span, 2)] == [("q8", 2 * 3 * (21 - 3) * 64)]
     meter = Meter(sequence)
     for chunk in chunks:
         meter.count(chunk, config_of(windows, HEADS, KV_HEADS, HEAD_DIM), weight_bytes=5)

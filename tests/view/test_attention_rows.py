@@ -191,7 +191,7 @@ def test_chosen_pages_one_query_at_a_time(least_listed: int, monkeypatch: pytest
         pages = budget // 64
         found = mass_of_chosen(page_bounds(q, keys), KV_HEADS, mass, at, pages)
         for row in range(3):
-            own, local = int(at[row]) // 64, min(4, pages - 3)
+            own, local = int(at[row]) // 64, min(1, pages - 3)
             read = torch.zeros(KV_HEADS, filled + 1, dtype=torch.bool)
             if own + 1 <= pages:
                 read[:] = True

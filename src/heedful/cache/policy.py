@@ -12,7 +12,7 @@ STRIDE = 512
 """Where 4-bit rows are asked for, pages change format when the sequence crosses a multiple of it, and no chunk does
 cross one: so every query sees the same formats however the prompt was cut."""
 PRECISE_LEN = 128
-LOCAL_PAGES = 4
+LOCAL_PAGES = 1
 DENSE_LAYERS = 2
 RENEW_STEPS = 4
 """A selection is renewed at positions that are multiples of it."""
