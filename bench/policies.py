@@ -240,11 +240,15 @@ def write(results: Results) -> None:
 
 def _take_shipped(results: Results) -> None:
     """Losses that ship and are not in the results: of an earlier machine, or checkout."""
-    shipped = json.loads(SHIPPED.read_bytes())["models"]
-    for model, policies in shipped.items():
+    for model, policies in _shipped().items():
         for name, found in policies.items():
             loss = results.of("quality", model, name)
             loss.update({} if loss else found["passage"])
+
+
+def _shipped() -> dict[str, Any]:
+    models: dict[str, Any] = json.loads(SHIPPED.read_bytes())["models"]
+    return models
 
 
 def _speed_plot(results: Results, model: str) -> str:
@@ -272,10 +276,11 @@ def _measurement(results: Results, model: str, name: str) -> Measurement | None:
 
 
 def _needles(results: Results, model: str, name: str) -> NeedleScore | None:
-    """None until every case was asked, of exact attention too."""
+    """What ships until every case was asked, of exact attention too; None where nothing does."""
     exact, found = (results.of("needles", model, which) for which in (EXACT, name))
     if min(len(exact), len(found)) < len(FACTS) * len(LENGTHS) * len(DEPTHS):
-        return None
+        of_needles = _shipped().get(model, {}).get(name, {}).get("needles")
+        return None if of_needles is None else NeedleScore(**of_needles)
     return score(*([NeedleOutcome(**of[key]) for key in sorted(exact, key=int)] for of in (exact, found)))
 
 

@@ -188,7 +188,7 @@ def check_paper(policies: st.SearchStrategy[CachePolicy], data: st.DataObject) -
 
 
 def test_rows_of_chosen_pages_are_as_few_bytes_as_a_kernel_can_make_them() -> None:
-    """21 pages, 8 of them read; main ones are 1 to 13. The kernel chooses five of these; the newest full one is read."""
+    """21 pages, 8 of them read; main ones are 1 to 13. The kernel chooses five of these, and reads the newest one."""
     policy = CachePolicy("q4", budget=512)
     resolved = page_policy(policy)
     cost = decode_cost(shape_of([None] * 3), 20 * 64 + 10, policy=resolved)
