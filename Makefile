@@ -68,7 +68,8 @@ sanitize: $(TEST_INSTALLED)
 	cp -r src/heedful build/sanitize/site/ && cp build/sanitize/_native*.so build/sanitize/site/heedful/
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/site $(BIN)/python -m pytest -p no:cacheprovider \
-	  tests/kernels tests/engine/test_native_runner.py tests/engine/test_native_policies.py tests/engine/test_native_encoder.py \
+	  tests/kernels tests/engine/test_native_runner.py tests/engine/test_native_policies.py tests/engine/test_native_selection.py \
+	  tests/engine/test_native_encoder.py \
 	  -k "not real and not golden_passage and not margin and not misuse and not built_in"
 
 mcp-conformance: $(TEST_INSTALLED)
