@@ -17,7 +17,7 @@ DENSE_LAYERS = 2
 RENEW_STEPS = 4
 """A selection is renewed at positions that are multiples of it."""
 LISTED_PAGES = 64
-"""Pages whose keys are read when a selection is renewed, at the least: all there are up to 4,500 tokens."""
+"""Pages whose keys are read when a selection is renewed, at the least: all there are up to 4,200 tokens."""
 SPARSE_SINKS, SPARSE_WINDOW, SPARSE_TAIL = 128, 1920, 100
 """Tri-shape prefill (arXiv:2412.10319): first tokens, newest tokens, and how many last ones of the prompt see all."""
 
