@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from heedful.cache import pages as cache_pages
+from heedful.cache import policy as cache_policy
 from heedful.cache.policy import PAGE_LEN, PagePolicy, rotation_block
 from heedful.engine.torch_runner import TorchRunner
 from heedful.kernels import reference
@@ -178,18 +179,28 @@ class BruteForce:
         share = self.config.num_heads // self.config.num_kv_heads
         choices = []
         for head in range(self.config.num_kv_heads):
-            shares = torch.zeros(len(candidates), dtype=torch.float64)
-            for query in q[head * share : (head + 1) * share].double():
-                scores = []
-                for page in candidates:
+            queries = q[head * share : (head + 1) * share].double() * self.config.query_scale
+            last = [] if before is None else before[head]
+
+            def best(scores: Tensor, pages: list[int], wanted: int, last: list[int] = last) -> list[int]:
+                """scores (queries, pages): of those that have the largest shares of their softmaxes."""
+                shares = scores.softmax(dim=-1).sum(dim=0).tolist()
+                favoured = [x * (1.25 if page in last else 1) for x, page in zip(shares, pages, strict=True)]
+                order = sorted(range(len(pages)), key=lambda i: (-favoured[i], i))
+                return sorted(pages[i] for i in order[:wanted])
+
+            listed = list(candidates)
+            if len(listed) > (most := max(cache_policy.LISTED_PAGES, 2 * self.policy.budget_pages)):
+                bounds = []
+                for page in listed:
                     rows = reference.encode_bounds(keys[page * PAGE_LEN : (page + 1) * PAGE_LEN].float())
                     mean, variance = (bound[head].double() for bound in reference.decode_bounds(rows))
-                    scores.append(float(query @ mean + 2 * (query**2 @ variance) ** 0.5))
-                shares += (torch.tensor(scores, dtype=torch.float64) * self.config.query_scale).softmax(dim=0)
-            last = [] if before is None else before[head]
-            promise = [float(x) * (1.25 if page in last else 1) for x, page in zip(shares, candidates, strict=True)]
-            best = sorted(range(len(promise)), key=lambda i: (-promise[i], i))[:count]
-            choices.append(sorted([0, *(candidates[i] for i in best), *range(own - LOCAL_PAGES, own + 1)]))
+                    bounds.append(queries @ mean + 2 * (queries**2 @ variance) ** 0.5)
+                listed = best(torch.stack(bounds, dim=1), listed, most)
+            of_keys = (keys[page * PAGE_LEN : (page + 1) * PAGE_LEN, head].double() for page in listed)
+            weights = torch.stack([(queries @ of_page.T).logsumexp(dim=-1) for of_page in of_keys], dim=1)
+            chosen = best(weights, listed, count)
+            choices.append(sorted([0, *chosen, *range(own - LOCAL_PAGES, own + 1)]))
         return choices
 
 
@@ -273,9 +284,16 @@ def test_sinks(family: str, kv_format: str, window: int, sinks: int) -> None:
 @pytest.mark.parametrize("kv_format", ["f32", "q8", "q4"])
 @pytest.mark.parametrize("family", ["llama_gqa", "gemma3_text", "gpt2_mha", "llama_yarn"])
 def test_selected_pages(family: str, kv_format: str) -> None:
-    """Budget 4 pages: the first, one by bound, one local, the query's own; four pages to choose from at the end."""
+    """Budget 4 pages: the first, one by its keys, one local, the query's own; four pages to choose from at the end."""
     asked = CachePolicy(kv_format=kv_format, precise=64, budget=256)
     check(tiny_runner(family), asked, length=460, prompt_len=330, chunk_lens=(460, 100))
+
+
+def test_bounds_list_some_of_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of up to twelve."""
+    monkeypatch.setattr(cache_policy, "LISTED_PAGES", 1)
+    asked = CachePolicy(kv_format="q8", budget=256)
+    check(tiny_runner("llama_gqa"), asked, length=980, prompt_len=950, chunk_lens=(100,))
 
 
 def test_selection_begins_where_the_pages_outgrow_the_budget() -> None:

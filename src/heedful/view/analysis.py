@@ -371,7 +371,7 @@ def mass_of_chosen(bounds: Tensor, kv_heads: int, mass: Tensor, at: Tensor, num_
     is_listed = torch.zeros_like(promises, dtype=torch.bool).scatter_(-1, listed, True) & is_candidate[:, None, :]
     weights = mass[..., : len(pages)] * is_listed.repeat_interleave(mass.shape[1] // kv_heads, dim=1)
     shares = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-    shares = shares.view(len(mass), kv_heads, -1, len(pages)).sum(2)
+    shares = shares.view(len(mass), kv_heads, mass.shape[1] // kv_heads, len(pages)).sum(2)
     shares = shares.masked_fill(~is_listed, -1.0)
     best = shares.sort(dim=-1, descending=True, stable=True).indices[..., : num_pages - local - 2]
     read = torch.zeros(len(mass), kv_heads, mass.shape[-1], dtype=torch.bool).scatter_(-1, best, True)
