@@ -16,7 +16,6 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # while modules load; later typer turns it into 130 itself
         status = 130
-    gc.freeze()  # all is about to go: no last look through it
     sys.exit(status)
 
 
