@@ -109,7 +109,7 @@ class LLM:
             kv_memory_bytes=kv_memory_bytes,
             adapters=read,
         )
-        self.tokenizer = loaded.tokenizer  # made while the native runner still packs weights
+        self.tokenizer = loaded.tokenizer
         self.policy = policy
         disk = None
         if prefix_cache is not None:

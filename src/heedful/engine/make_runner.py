@@ -68,7 +68,7 @@ def make_runner(
     if chosen == "native":
         from heedful.engine.native_runner import NativeRunner
 
-        return NativeRunner(
+        runner = NativeRunner(
             config,
             weights,
             capacity_tokens=capacity,
@@ -77,6 +77,9 @@ def make_runner(
             weights_format=weights_format,
             adapters=adapters,
         )
+        _ = loaded.tokenizer  # made, and kept, while the weights are packed
+        runner.finish_loading()  # else the first prompt would wait for it, and be timed so
+        return runner
     from heedful.engine.torch_runner import TorchRunner  # torch takes seconds to import
 
     return TorchRunner(config, weights, capacity_tokens=capacity, threads=threads, adapters=adapters)

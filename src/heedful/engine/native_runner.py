@@ -64,7 +64,7 @@ class NativeRunner:
         self._logits = np.empty((0, config.vocab_size), dtype=np.float32)
         self._decoder = _new_decoder(config, threads, variant)
         self._packer = native.module().Packer(threads)
-        """Writes panels in the background, until the first step; None from then on."""
+        """Writes panels in the background; None when all are there."""
         self._unpacked: list[StoredTensor] = []
         """What it may still be reading."""
         self.facts = self._build()
@@ -84,10 +84,13 @@ class NativeRunner:
         self._arenas_known = 0
         self._set_layers()
 
-    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+    def finish_loading(self) -> None:
         if self._packer is not None:
             self._finish_packing()
             self._packer = None  # and its threads
+
+    def run(self, batch: Batch) -> npt.NDArray[np.float32]:
+        self.finish_loading()
         self._hand_over_arenas()
         chunks = batch.chunks
         self._move_pages(batch)
