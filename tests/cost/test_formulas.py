@@ -48,7 +48,7 @@ def shape_of(layers: list[int | None], *, causal: bool = True) -> Shape:
         KV_HEADS,
         HEAD_DIM,
         tuple((window, 1) for window in layers),
-        dense_layers=layers[:2].count(None),
+        dense_layers=layers[:1].count(None),
         linear_weights=LINEAR_BYTES,
         head_weights=HEAD_BYTES,
         causal=causal,
@@ -191,11 +191,11 @@ def test_rows_of_chosen_pages_are_as_few_bytes_as_a_kernel_can_make_them() -> No
     """21 pages, 8 of them read; main ones are 1 to 13. The kernel chooses five of these, and reads the newest one."""
     policy = CachePolicy("q4", budget=512)
     resolved = page_policy(policy)
-    cost = decode_cost(shape_of([None] * 3), 20 * 64 + 10, policy=resolved)
-    in_dense_layers = 2 * ((13 * 64) * 36 + (1290 - 13 * 64) * 72)
+    cost = decode_cost(shape_of([None] * 2), 20 * 64 + 10, policy=resolved)
+    in_the_first = (13 * 64) * 36 + (1290 - 13 * 64) * 72
     in_the_last = 5 * 64 * 36 + (2 * 64 + 10) * 72
     to_choose = 64 * (13 * 18 + 5 * 36)  # keys of all candidates: but the first, the newest full one and its own
-    assert cost.kv_bytes_read == KV_HEADS * (in_dense_layers + in_the_last + to_choose)
+    assert cost.kv_bytes_read == KV_HEADS * (in_the_first + in_the_last + to_choose)
 
 
 def test_a_step_on_paper_is_the_engine_s() -> None:
@@ -360,14 +360,14 @@ def test_sinks_come_on_top_of_the_window() -> None:
     assert found == [5, 10, 12, 14, 14, 14]
 
 
-def test_a_budget_spares_the_first_layers() -> None:
+def test_a_budget_spares_the_first_layer() -> None:
     policy = replace(PLAIN, budget_pages=8)
     of_page = 7 * 64 + (999_999 % 64 + 1)
     cost = decode_cost(LARGE, 1_000_000, policy=policy)
-    assert cost.visits == 64 * (2 * 1_000_000 + 78 * of_page)
-    assert cost.saved_by_pages == 64 * 78 * (1_000_000 - of_page)
-    assert cost.bounds_read == 8 * 78 * (15_625 - 3)  # pages but the first, the newest full one and its own
-    assert cost.keys_listed == 8 * 78 * 64 * 64  # of 64 of these pages
+    assert cost.visits == 64 * (1_000_000 + 79 * of_page)
+    assert cost.saved_by_pages == 64 * 79 * (1_000_000 - of_page)
+    assert cost.bounds_read == 8 * 79 * (15_625 - 3)  # pages but the first, the newest full one and its own
+    assert cost.keys_listed == 8 * 79 * 64 * 64  # of 64 of these pages
     assert decode_cost(LARGE, 512, policy=policy).saved_by_pages == 0
     local_first = Shape(layers=6, heads=4, windows=((512, 5), (None, 1)), dense_layers=0)
     assert decode_cost(local_first, 1_000_000, policy=policy).visits == 4 * (5 * 512 + of_page)

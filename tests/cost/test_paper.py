@@ -66,12 +66,12 @@ def test_a_request_takes_its_prefill_and_then_its_decoding() -> None:
 
 
 def test_bytes_of_each_format_are_those_of_the_same_policy_in_it() -> None:
-    """After a million tokens 8 pages are read in 78 layers, all in 2; of 4-bit pages some are precise."""
+    """After a million tokens 8 pages are read in 79 layers, all in one; of 4-bit pages some are precise."""
     policy = CachePolicy("k=q8,v=q4", precise=0, budget=512)
     found = report(Case(Question("decode", 1_000_000), LARGE, policy, SETTING))
     assert list(found["kv_bytes_read"]) == ["f32", "f16", "q8", "q4", "k=q8,v=q4"]
-    keys = 8 * (2 * 1_000_000 + 78 * (7 * 64 + 64))
-    bounds, listed = 8 * 78 * (15_625 - 3), 8 * 78 * 64 * 64
+    keys = 8 * (1_000_000 + 79 * (7 * 64 + 64))
+    bounds, listed = 8 * 79 * (15_625 - 3), 8 * 79 * 64 * 64
     sizes = {"f32": 1024, "f16": 512, "q8": 264, "q4": 144, "k=q8,v=q4": 132 + 72}
     of_keys = {"f32": 512, "f16": 256, "q8": 132, "q4": 72, "k=q8,v=q4": 132}
     assert found["kv_bytes_read"] == {

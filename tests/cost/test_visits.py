@@ -60,7 +60,7 @@ class BruteForce:
     def _mask(self, chunk: Chunk, span: KeySpan, layer: int, head: int) -> npt.NDArray[np.bool_]:
         sequence = chunk.sequence
         seen = mask(chunk.start, chunk.end, self.windows[layer], sequence.request.policy, sequence.prompt_len)
-        if span.selection is None or layer < 2:
+        if span.selection is None or layer < 1:
             return seen
         pages = np.arange(chunk.end) // PAGE_LEN
         return seen & np.isin(pages, span.selection.chosen[layer, head])
@@ -70,7 +70,7 @@ class BruteForce:
         newest, nor the query's own. Where these are more, the bounds of all of them are read first.
         """
         selection = span.selection
-        if selection is None or layer < 2 or not selection.renew:
+        if selection is None or layer < 1 or not selection.renew:
             return []
         candidates = list(range(1, span.start // PAGE_LEN - selection.local_pages))
         if len(candidates) <= max(policy.LISTED_PAGES, 2 * selection.num_pages):
@@ -150,34 +150,34 @@ def test_a_selection_by_hand() -> None:
     chunks = list(whole_request(cache, sequence, 4096))
     span = chunks[-1].spans[0]
     assert (span.start, len(chunks)) == (20 * 64 + 9, 2)
-    assert visits.visits(span, 6) == 6 * (2 * 1290 + 3 * (7 * 64 + 10))
+    assert visits.visits(span, 6) == 6 * (1290 + 4 * (7 * 64 + 10))
     assert [(form.name, rows) for form, rows in visits.rows_read(span, 2)] == [
-        ("q8", 2 * 2 * 1290),
-        ("q8", 2 * 3 * (7 * 64 + 10)),
+        ("q8", 2 * 1290),
+        ("q8", 2 * 4 * (7 * 64 + 10)),
     ]
     assert visits.bounds_read(span, 2) == 0  # so few are all listed
-    assert [(form.name, rows) for form, rows in visits.keys_listed(span, 2)] == [("q8", 2 * 3 * (21 - 3) * 64)]
+    assert [(form.name, rows) for form, rows in visits.keys_listed(span, 2)] == [("q8", 2 * 4 * (21 - 3) * 64)]
     meter = Meter(sequence)
     for chunk in chunks:
         meter.count(chunk, config_of(windows, HEADS, KV_HEADS, HEAD_DIM), weight_bytes=5)
-    assert meter.saved_by_pages == 6 * 3 * (1290 - 458)
+    assert meter.saved_by_pages == 6 * 4 * (1290 - 458)
     assert meter.saved_by_window == 0
 
 
 def test_chosen_pages_of_two_formats_by_hand() -> None:
     """Page 0 and those from 14 on are 8-bit; each head reads pages 0, 3, its own choice of 7 and 13 or 8 and 9, …"""
-    cache = cache_of([None] * 3)
+    cache = cache_of([None] * 2)
     sequence = sequence_of(CachePolicy("q4", budget=512), prompt=20 * 64 + 9, output=2)
     *_, chunk = whole_request(cache, sequence, 512)
     span = chunk.spans[0]
     assert span.selection is not None
     assert [(run.format.name, run.begin // 64) for run in span.formats] == [("q8", 0), ("q4", 1), ("q8", 14)]
-    span.selection.chosen[2] = [[0, 7, 13, 16, 17, 18, 19, 20], [0, 14, 15, 16, 17, 18, 19, 20]]
+    span.selection.chosen[1] = [[0, 7, 13, 16, 17, 18, 19, 20], [0, 14, 15, 16, 17, 18, 19, 20]]
     rows: Counter[str] = Counter()
     for form, count in visits.rows_read(span, 2):
         rows[form.name] += count
-    in_dense_layers = Counter(q8=2 * 2 * (64 + 1290 - 14 * 64), q4=2 * 2 * 13 * 64)
-    assert rows == in_dense_layers + Counter(q8=64 * (5 + 7) + 2 * 10, q4=64 * 2)
+    in_the_first = Counter(q8=2 * (64 + 1290 - 14 * 64), q4=2 * 13 * 64)
+    assert rows == in_the_first + Counter(q8=64 * (5 + 7) + 2 * 10, q4=64 * 2)
 
 
 def test_by_hand() -> None:

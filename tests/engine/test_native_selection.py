@@ -56,6 +56,10 @@ FULL = config_of(windows=(None,) * 4)
 MIXED = config_of(windows=(None, 100, None, None), heads=4, kv_heads=1, head_dim=40)
 
 
+def choosing_layers(config: ModelConfig) -> list[int]:
+    return [layer for layer in (1, 2, 3) if config.windows[layer] is None]
+
+
 def weights_of(config: ModelConfig, seed: int = 0) -> Weights:
     """Wide enough that attention is far from uniform."""
     rng = np.random.default_rng(seed)
@@ -285,12 +289,12 @@ def test_the_first_the_newest_and_the_own_page_are_read_in_any_case(config: Mode
     for step in judged(config, policy_of("f32")):
         selection, own = selection_of(step.chunk), step.chunk.start // PAGE_LEN
         assert selection.num_pages == 7
-        for layer in (2, 3):
+        for layer in choosing_layers(config):
             for chosen in selection.chosen[layer].tolist():
                 assert chosen[0] == 0
                 assert chosen[-1 - selection.local_pages :] == list(range(own - selection.local_pages, own + 1))
                 assert chosen == sorted(set(chosen))
-        assert not selection.chosen[:2].any()  # these layers read everything
+        assert not selection.chosen[0].any()  # the first layer reads everything
 
 
 def test_a_choice_stays_until_it_is_renewed() -> None:
@@ -326,7 +330,7 @@ def test_pages_are_chosen_by_what_their_keys_weigh(
         end = own - selection.local_pages
         if selection.renew:
             assert (selection.listed is not None) == bounds_list
-            for layer in (2, 3):
+            for layer in choosing_layers(config):
                 last = before[layer] if before.size else None
                 shares = shares_of(config, step, layer, end, selection)
                 promises, weights = (favoured(each, end, last) for each in shares)
@@ -344,7 +348,7 @@ def test_pages_are_chosen_by_what_their_keys_weigh(
 def is_best(promises: Doubles, taken: npt.NDArray[np.int32]) -> bool:
     """Whether no other page promises more; nearly as much is as good."""
     others = np.delete(promises, taken)
-    assert promises[taken].min() >= 0.95 * others.max()
+    assert promises[taken].min() >= 0.9 * others.max()
     return set(np.argsort(-promises, kind="stable")[: len(taken)].tolist()) == set(taken.tolist())
 
 

@@ -161,19 +161,19 @@ def _table(text: str, rows: int, columns: int) -> Any:
 
 
 def test_chosen_pages_are_those_that_the_kernel_chose(tmp_path: Path) -> None:
-    """With three layers under a budget the third chooses; what it read is what the run's own selection holds."""
+    """Under a budget all layers but the first choose; what the last read is what the run's own selection holds."""
     deep = make_deep_model(tmp_path)
     policy = CachePolicy("f32", budget=256)
     llm = LLM(str(deep), policy=policy)
     completion, steps = recorded(llm, LONG[:900], max_tokens=6, ignore_eos=True)
     span = steps[-1].spans[0]
     assert span.selection is not None
-    chosen = np.asarray(span.selection.chosen[2])
+    chosen = [of_head for layer in span.selection.chosen[1:] for of_head in layer]
     view = view_of(deep, recorded_run(completion, policy, steps), llm)
     read = _table(view["pages"]["read"], len(view["pages"]["at"]), view["pages"]["count"])[-1]
-    expected = np.full(view["pages"]["count"], 2.0)
+    expected = np.full(view["pages"]["count"], 1.0)
     for of_head in chosen:
-        expected[of_head] += 1 / len(chosen)
+        expected[of_head] += 2 / len(chosen)
     assert np.abs(read - np.round(255 * expected / 3)).max() <= 1
     assert view["layers"]["kept"][2] != [1.0] * HEADS
     assert view["layers"]["kept"][0] == pytest.approx([1.0] * HEADS, abs=1e-3)

@@ -13,7 +13,7 @@ STRIDE = 512
 cross one: so every query sees the same formats however the prompt was cut."""
 PRECISE_LEN = 128
 LOCAL_PAGES = 1
-DENSE_LAYERS = 2
+DENSE_LAYERS = 1
 RENEW_STEPS = 4
 """A selection is renewed at positions that are multiples of it."""
 LISTED_PAGES = 64

@@ -352,6 +352,8 @@ def page_bounds(q: Tensor, keys: Tensor) -> Tensor:
     if block > 1:
         q, keys = reference.hadamard(q, block), reference.hadamard(keys, block)
     full = len(keys) // PAGE_LEN
+    if full == 0:
+        return q.new_empty(*q.shape[:2], 0)
     bounds = reference.encode_bounds(keys[: full * PAGE_LEN].reshape(full, PAGE_LEN, *keys.shape[1:]))
     means, variances = reference.decode_bounds(bounds)
     return torch.stack([reference.page_bounds(one, means, variances) for one in q])

@@ -325,12 +325,17 @@ void prefetch_scales(size_t elements, size_t bytes, const uint8_t* side) {
     for (size_t at = elements; at < bytes; at += 64) prefetch(side + at);
 }
 
+void prefetch_key_scales(const PageView& page, int head_dim) {
+    const KvNumber keys = page.format.keys;
+    if (keys == KvNumber::q8) prefetch_scales(element_bytes(keys, head_dim), key_side_bytes(keys, head_dim), page.keys_ahead);
+}
+
 // Rows [r0, r1) over the run's page `index`, at `position`.
 void attend_page(const Work& work, Rows& rows, int r0, int r1, int index, int position) {
     const PageView page = view(work, index);
-    const auto [keys, values] = page.format;
+    const KvNumber values = page.format.values;
     const int dim = work.shape.head_dim;
-    if (keys == KvNumber::q8) prefetch_scales(element_bytes(keys, dim), key_side_bytes(keys, dim), page.keys_ahead);
+    prefetch_key_scales(page, dim);
     prefetch_scales(element_bytes(values, dim), value_side_bytes(values, dim), page.values_ahead);
     for (int r = r0; r < r1; r += kRowTile)
         attend_row_tile(work, rows, r, r1 - r < kRowTile ? r1 - r : kRowTile, position, page);
@@ -393,6 +398,7 @@ void weigh_pages(const PageBuffer* arenas, const AttentionShape& shape, const in
     start_rows(work, rows);
     for (int i = 0; i < count; ++i) {
         const PageView page = view(work, i);
+        prefetch_key_scales(page, shape.head_dim);
         for (int r0 = 0; r0 < rows.count; r0 += kRowTile) {
             PageTile tile;
             tile.rows = rows.count - r0 < kRowTile ? rows.count - r0 : kRowTile;
