@@ -16,7 +16,7 @@ from recipes.decider.rows import TRAIN, VALIDATION, Row, read_rows
 
 SEED, AGAIN_SEED = 7, 8
 BATCH = 8
-STEPS, COOLING_STEPS, AGAIN_STEPS, SHORT_STEPS = 5000, 800, 6000, 100
+STEPS, COOLING_STEPS, AGAIN_STEPS, SHORT_STEPS = 5000, 800, 5000, 100
 SHORT_DOMAINS = ("topics", "intents")
 """What the two losses are compared on."""
 

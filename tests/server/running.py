@@ -14,6 +14,7 @@ from heedful.listening import listen
 from heedful.router.policy import Policy
 from heedful.server.app import make_app
 from heedful.server.pool import LoadDecider
+from heedful.server.request_log import RequestLog
 from heedful.server.run import Server, make_server
 from heedful.server.settings import ServerSettings
 from heedful.server.state import ServerState
@@ -37,7 +38,12 @@ class RunningServer:
 
 
 def start_server(
-    model_dir: Path, *, load_decider: LoadDecider = load_decider, policy: Policy | None = None, **settings: object
+    model_dir: Path,
+    *,
+    load_decider: LoadDecider = load_decider,
+    policy: Policy | None = None,
+    log: RequestLog | None = None,
+    **settings: object,
 ) -> RunningServer:
     """With two names for the same tiny model, "tiny" and "other"."""
     chosen = ServerSettings(**{"models": ("tiny", "other"), "port": 0, "drain_seconds": 5.0, **settings})  # type: ignore[arg-type]
@@ -48,7 +54,7 @@ def start_server(
     def load_vectors(name: str) -> Embedder:
         return load_embedder(str(model_dir), threads=1)
 
-    app = make_app(chosen, load, load_vectors, load_decider, policy)
+    app = make_app(chosen, load, load_vectors, load_decider, policy, log)
     listening = listen(chosen.host, chosen.port)
     server = make_server(app, chosen)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)

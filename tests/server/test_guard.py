@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from tests.server.conftest import KEYS, RunningServer, start_server
 
+from heedful.server import run
 from heedful.server.guard import OPEN_PATHS
 from heedful.server.settings import MOST_HEADER_BYTES
 from heedful.text.tokenizer import Tokenizer
@@ -140,6 +142,42 @@ def test_what_follows_the_last_chunk_is_bounded_too(server: RunningServer) -> No
         except OSError:
             pass
         assert sent < 5 * server.state.settings.most_body_bytes
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nx-a: ",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30\r\n\r\n{",
+    ],
+    ids=["nothing", "headers", "body"],
+)
+def test_a_request_that_does_not_come_to_its_end_is_not_waited_for(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """A byte now and then would hold a connection for ever."""
+    monkeypatch.setattr(run, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(run, "BODY_SECONDS", 0.3)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(sent)
+        received = connection.recv(1000)
+        assert received.startswith(b"HTTP/1.1 408"), received
+        assert connection.recv(1000) == b""
+
+
+def test_an_answer_may_take_longer_than_its_request(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(run, "BODY_SECONDS", 0.1)
+    with httpx.Client() as client:
+        for _ in range(2):  # the second on the connection of the first, which rested
+            body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+            began = time.monotonic()
+            answer = client.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200
+            assert time.monotonic() - began > 0.1, "too fast to tell anything"
+            time.sleep(0.2)
 
 
 def test_two_hosts_are_none(server: RunningServer) -> None:

@@ -95,11 +95,13 @@ def serve(
         Path | None, typer.Option(help="Where the page's conversations are kept; default: the user's data folder.")
     ] = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep no conversations.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line for each request.")] = False,
 ) -> None:
     """Serve models over HTTP: OpenAI's, Anthropic's and System One's APIs, metrics, and a page to chat at /."""
     require_server()
     from heedful.listening import listen
     from heedful.server.app import make_app
+    from heedful.server.request_log import RequestLog
     from heedful.server.run import serve as run
     from heedful.server.settings import ServerSettings
 
@@ -140,7 +142,8 @@ def serve(
         loader.load_first()
     loader.find_deciders()
     warn_of_loss(settings.models[0], settings.policy)
-    app = make_app(settings, loader.llm, loader.embedder, loader.decider, route_policy)
+    log = None if quiet else RequestLog(sys.stderr)
+    app = make_app(settings, loader.llm, loader.embedder, loader.decider, route_policy, log)
     _announce(settings, listening.getsockname()[1], loader, route_policy)
     run(app, settings, listening)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from time import perf_counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,6 +36,7 @@ from heedful.server.guard import Guard
 from heedful.server.history import History
 from heedful.server.metrics import Metrics
 from heedful.server.pool import Load, LoadDecider, LoadEmbedder, ModelPool
+from heedful.server.request_log import Logged, RequestLog
 from heedful.server.route_costs import Charged
 from heedful.server.routing import make_dispatcher, warm
 from heedful.server.settings import ServerSettings
@@ -43,6 +45,8 @@ from heedful.server.traces import Traces, caller, has_opentelemetry
 from heedful.server.view_api import Kept, Views
 
 CLIENT_CLOSED = 499
+WITHOUT_RECEIPT = frozenset({"/v1/embeddings", "/v1/systemone", "/v1/decisions"})
+"""Paths whose answers no model's observer is told of."""
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
@@ -52,9 +56,10 @@ def make_app(
     load_embedder: LoadEmbedder,
     load_decider: LoadDecider = load_decider,
     policy: Policy | None = None,
+    log: RequestLog | None = None,
 ) -> Starlette:
     """`load` makes an LLM of a name that is in the settings, `load_embedder` an Embedder, `load_decider` a decider.
-    `policy`: of the router, whose local models are in the settings too.
+    `policy`: of the router, whose local models are in the settings too. `log`: takes a line for each request.
 
     Raises HistoryError where the page's conversations cannot be kept at `settings.history_path`, PolicyError where the
     policy's targets cannot be made.
@@ -64,7 +69,7 @@ def make_app(
         settings.models,
         load,
         load_embedder,
-        observer=lambda name: Kept(_observer(metrics, name, is_routed=policy is not None), name, views),
+        observer=lambda name: Kept(_observer(metrics, name, policy, log), name, views),
         most_waiting=settings.most_waiting,
         most_loaded=settings.most_models_loaded,
         idle_unload_seconds=settings.idle_unload_seconds,
@@ -75,7 +80,7 @@ def make_app(
     )
     metrics.watch(lambda: _services(pool))
     history = None if settings.history_path is None else History.open(settings.history_path)
-    state = ServerState(settings, pool, metrics, history, views=views)
+    state = ServerState(settings, pool, metrics, history, views=views, log=log)
     state.router = make_dispatcher(policy, state) if policy else None
 
     @contextlib.asynccontextmanager
@@ -93,10 +98,12 @@ def make_app(
             await state.router.aclose()
         if history is not None:
             history.close()
+        if log is not None:
+            log.close()
 
     app = Starlette(
         routes=_routes(),
-        middleware=[Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Guard, settings=settings, log=log)],
         exception_handlers={HTTPException: _unknown_path},
         lifespan=lifespan,
     )
@@ -104,10 +111,11 @@ def make_app(
     return app
 
 
-def _observer(metrics: Metrics, name: str, *, is_routed: bool) -> Observer:
+def _observer(metrics: Metrics, name: str, policy: Policy | None, log: RequestLog | None) -> Observer:
     observer: Observer = metrics.observer(name)
+    observer = Logged(observer, log, name) if log is not None else observer
     observer = Traces(observer) if has_opentelemetry() else observer
-    return Charged(observer) if is_routed else observer
+    return Charged(observer) if policy is not None else observer
 
 
 def _services(pool: ModelPool) -> Iterable[tuple[str, Service]]:
@@ -164,6 +172,7 @@ class Endpoint:
         request = Request(scope, receive)
         state = state_of(request)
         path = scope["route"].path if "route" in scope else scope["path"]
+        began = perf_counter()
         try:
             with caller(request.headers):
                 response: ASGIApp = await self._handler(request)
@@ -174,7 +183,11 @@ class Endpoint:
         except Exception as error:
             failure = failure_of(error)
             response, status = response_of(failure, scope["path"]), failure.status
+            if state.log is not None:
+                state.log.refused(request.method, scope["path"], failure)
         state.metrics.count_request(path, status)
+        if state.log is not None and status == 200 and path in WITHOUT_RECEIPT:
+            state.log.served(request.method, path, status, perf_counter() - began)
         await response(scope, receive, send)
 
 
@@ -185,5 +198,7 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not for {request.url.path[:200]}",
     }
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    text = message.get(error.status_code, error.detail)
-    return response_of(Failure(error.status_code, kind, text), request.url.path)
+    failure = Failure(error.status_code, kind, message.get(error.status_code, error.detail))
+    if (log := state_of(request).log) is not None:
+        log.refused(request.method, request.scope["path"], failure)
+    return response_of(failure, request.url.path)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from heedful.server import page_api
 from heedful.server.failures import Failure, is_system_one, response_of
 from heedful.server.ids import new_id
+from heedful.server.request_log import RequestLog
 from heedful.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", *page_api.FILES})
@@ -37,8 +38,9 @@ class Guard:
     """ASGI middleware. Sets scope["state"]["salt"]: of the caller's key, which prefix sharing goes by; and
     scope["state"]["most_body_bytes"], for bodies that are compressed."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, log: RequestLog | None = None) -> None:
         self._app = app
+        self._log = log
         self._settings = settings
         self._key_digests = [_digest(key) for key in settings.api_keys]
         self._hosts = _LOOPBACK | {settings.host.lower()} | {host.lower() for host in settings.allowed_hosts}
@@ -103,6 +105,8 @@ class Guard:
         return "*" in self._settings.allowed_origins or origin in self._settings.allowed_origins
 
     async def _refuse(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._log is not None:
+            self._log.refused(scope["method"], scope["path"], failure)
         await response_of(failure, scope["path"])(scope, receive, send)
 
 

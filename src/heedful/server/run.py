@@ -1,4 +1,4 @@
-"""The application behind a socket: uvicorn, with a limit on headers and an orderly end."""
+"""The application behind a socket: uvicorn, with limits on what comes and how slowly, and an orderly end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,44 @@ KEEP_ALIVE_SECONDS = 65
 """Of an unused connection. Clients reuse theirs for 30 s and more, and lose a request where the server is hastier."""
 
 
+HEADER_SECONDS = 20.0
+"""From the first byte of a request, or from a connection's start, to the end of its headers."""
+BODY_SECONDS = 300.0
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses headers that are too big while they come: the parser itself would keep them all. Of a body's bytes on the
-    wire there may be some more than of the body itself, and what follows its last chunk is not kept.
+    wire there may be some more than of the body itself, and what follows its last chunk is not kept. A request that
+    does not come to its end in time is refused too: connections are few, and cost a client nothing.
     """
 
     _is_in_headers = True
     _header_bytes = 0
     _body_bytes = 0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_the_rest(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def _expect_the_rest(self, seconds: float) -> None:
+        self._expect_nothing()
+        self._deadline = self.loop.call_later(seconds, self._refuse_slowness)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse_slowness(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(TOO_SLOW)
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         self._is_in_headers = True
@@ -40,14 +70,18 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
         self._header_bytes = 0
+        self._expect_the_rest(BODY_SECONDS)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._is_in_headers = True
+        self._expect_nothing()
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_headers:
+            if self._deadline is None:
+                self._expect_the_rest(HEADER_SECONDS)
             self._header_bytes += len(data)
             end = data.find(b"\r\n\r\n")  # a body may follow in the same piece
             if self._header_bytes > MOST_HEADER_BYTES and not 0 <= end < MOST_HEADER_BYTES:

@@ -10,6 +10,7 @@ from heedful.router.dispatch import Dispatcher
 from heedful.server.history import History
 from heedful.server.metrics import Metrics
 from heedful.server.pool import ModelPool
+from heedful.server.request_log import RequestLog
 from heedful.server.settings import ServerSettings
 from heedful.server.stored import ResponseStore
 from heedful.server.view_api import Views
@@ -26,6 +27,7 @@ class ServerState:
     """What answers for the model `auto`; None: there is no policy, and no such model."""
     responses: ResponseStore = field(default_factory=ResponseStore)
     views: Views = field(default_factory=Views)
+    log: RequestLog | None = None
     is_ready: bool = False
 
 

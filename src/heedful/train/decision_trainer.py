@@ -32,6 +32,7 @@ from heedful.train.decision_loss import (
 from heedful.train.decision_run import DecisionRun
 from heedful.train.decision_store import DecisionExample, DecisionRow, as_example
 from heedful.train.learner import Ahead, BatchFacts, BestBy, Learner, LearnerSize, prepare_process, step_seed
+from heedful.train.mixed import mix_products
 from heedful.train.network import recompute_in_backward
 from heedful.train.optim import Optimizer
 from heedful.train.settings import told
@@ -61,6 +62,8 @@ class DecisionTrainer(Learner):
         self.model = TrainedDecider(base, run.settings)
         self.config, self.network = self.model.config, self.model.network
         self.weights_file = self.model.weights_file
+        if run.settings.optim.precision == "bf16":
+            mix_products(self.network)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.network.trunk)
         super().__init__(run.folder, run.settings, Optimizer(Spread(self.network, team), run.settings.optim))

@@ -90,6 +90,10 @@ class OptimSettings:
     """Largest norm of all gradients together; 0: any."""
     batch_tokens: int | None = None
     """Most tokens of a step. None: 8 contexts."""
+    precision: Literal["f32", "bf16"] = "f32"
+    """Of the layers' matrix products in steps. bf16 (mixed precision) is faster on processors that have products of it
+    (AVX-512 BF16, AMX), slower on others; weights, their gradients and the optimizer stay float32.
+    """
     micro_batches: int = 1
     """Parts of a step's batch that run one after another; the step is the same."""
     loss_chunk: int = 1024
@@ -211,6 +215,13 @@ class TrainSettings:
         if given and given[0] != "--data" and self.model.base is None:
             base = "minilm" if self.data.decisions else "smollm2"
             raise BadParameter(given[0], "needs a base", f"Name one: --base {base}")
+        if self.optim.precision != "f32":
+            if self.data.preferences:
+                raise BadParameter(
+                    "optim.precision", "must be f32 for preferences: they teach small differences of log p"
+                )
+            if self.parallel.tensor is not None and self.parallel.tensor > 1:
+                raise BadParameter("optim.precision", "must be f32 where layers are cut", "Leave parallel.tensor out.")
         if self.lora.rank:
             self._require_lora_can_be()
         if self.data.decisions:

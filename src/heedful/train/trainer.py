@@ -23,6 +23,7 @@ from heedful.train.choices import choice_figures, read_choices
 from heedful.train.fast import fuse_layers
 from heedful.train.learner import Ahead, BatchFacts, BestBy, Learner, LearnerSize, prepare_process, step_seed
 from heedful.train.loss import summed_loss
+from heedful.train.mixed import mix_products
 from heedful.train.network import generated, recompute_in_backward
 from heedful.train.optim import Optimizer
 from heedful.train.run_files import RunFiles
@@ -49,6 +50,8 @@ class Trainer(Learner):
         self.weights_file, self.stored_exactly = self.model.weights_file, self.model.stored_exactly
         self._choices = read_choices(run.settings.run.eval_choices, run.tokenizer, self.config.context_len)
         fuse_layers(self.decoder)
+        if run.settings.optim.precision == "bf16":
+            mix_products(self.decoder)
         if run.settings.optim.checkpoint_activations:
             recompute_in_backward(self.decoder)
         matrices = self.model.matrices
