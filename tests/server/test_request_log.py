@@ -76,11 +76,13 @@ def test_a_refusal_names_what_was_wrong_and_quotes_nothing(said: Callable[..., l
 
 def test_a_pipe_that_nobody_reads_stalls_nobody() -> None:
     reading, writing = os.pipe()
-    with pytest.raises(BrokenPipeError), os.fdopen(writing, "w") as stream:
-        log = RequestLog(stream)
-        for _ in range(2 * MOST_LINES):
-            log.refused("GET", "/" + "a" * 90, Failure(404, "not_found_error", ""))
-        log.close(0.1)
-        os.close(reading)
-        log._thread.join(10)
-        assert not log._thread.is_alive(), "it still waits for a reader"
+    stream = os.fdopen(writing, "w")
+    log = RequestLog(stream)
+    for _ in range(2 * MOST_LINES):
+        log.refused("GET", "/" + "a" * 90, Failure(404, "not_found_error", ""))
+    log.close(0.1)
+    os.close(reading)
+    log._thread.join(10)
+    assert not log._thread.is_alive(), "it still waits for a reader"
+    with pytest.raises(BrokenPipeError):
+        stream.close()

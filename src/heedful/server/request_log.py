@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from queue import Full, Queue
 from threading import Thread
 from typing import TextIO
@@ -53,10 +54,8 @@ class RequestLog:
         self._thread.join(seconds)
 
     def _put(self, line: str) -> None:
-        try:
+        with suppress(Full):
             self._lines.put_nowait(f"{time.strftime('%H:%M:%S')} {line}\n")
-        except Full:
-            pass
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
