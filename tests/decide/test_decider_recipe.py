@@ -123,7 +123,7 @@ def test_the_rate_goes_on_where_the_first_part_stopped_and_cools_to_nothing() ->
     assert cooled == pytest.approx([1.5e-4 * (1 - step / 800) for step in range(800)], abs=3e-7)
     assert (cool.model.base, again.model.base) == ("build/decider/runs/first", "build/decider/runs/cool")
     assert again.run.steps == AGAIN_STEPS
-    warmed = [rate_share(step, 6000, again.optim) for step in (59, 60, 5999)]
+    warmed = [rate_share(step, AGAIN_STEPS, again.optim) for step in (49, 50, AGAIN_STEPS - 1)]
     assert warmed[:2] == pytest.approx([1, 1])
     assert warmed[2] == pytest.approx(0, abs=1e-6)
     for settings in (first, cool, again):
