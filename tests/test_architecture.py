@@ -78,6 +78,7 @@ BEHIND_THE_TORCH_LINE = {
     "heedful.train.learner",
     "heedful.train.loss",
     "heedful.train.low_rank",
+    "heedful.train.mixed",
     "heedful.train.network",
     "heedful.train.optim",
     "heedful.train.parallel",

@@ -85,13 +85,13 @@ def test_a_budget_and_a_sparse_prefill() -> None:
     found = as_json(KNOWN_HEADS + " --budget 500 --prefill sparse")
     assert found["policy"] == {"window": None, "sinks": 0, "kv": "q8", "budget": 512, "prefill": "sparse"}
     seen = 7 * 64 + 64  # the millionth token is the last of its page
-    assert found["visits"] == 64 * (2 * 1_000_000 + 78 * seen)
-    assert found["saved"] == {"window": 0, "pages": 64 * 78 * (1_000_000 - seen), "prefix": 0}
-    bounds = 8 * 78 * (15_625 - 3)
+    assert found["visits"] == 64 * (1_000_000 + 79 * seen)
+    assert found["saved"] == {"window": 0, "pages": 64 * 79 * (1_000_000 - seen), "prefix": 0}
+    bounds = 8 * 79 * (15_625 - 3)
     assert found["bounds_read"] == bounds
-    assert found["keys_listed"] == 8 * 78 * 64 * 64
+    assert found["keys_listed"] == 8 * 79 * 64 * 64
     to_choose = bounds * 264 + found["keys_listed"] * 132
-    assert found["kv_bytes_read"]["q8"] == 8 * (2 * 1_000_000 + 78 * seen) * 264 + to_choose
+    assert found["kv_bytes_read"]["q8"] == 8 * (1_000_000 + 79 * seen) * 264 + to_choose
     full = sum(range(999_901, 1_000_001))
     assert found["prefill"]["visits"] == 64 * 80 * (2048 * 2049 // 2 + (1_000_000 - 100 - 2048) * 2048 + full)
 
