@@ -80,7 +80,7 @@ browser:
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null)
 
 # two processes of one thread each: on busy cores faster than two threads that wait for each other
-DECIDER_PRECISION := $(shell grep -qs avx512_bf16 /proc/cpuinfo && echo bf16 || echo f32)
+DECIDER_PRECISION = $(shell grep -qs avx512_bf16 /proc/cpuinfo && echo bf16 || echo f32)
 DECIDER_TRAIN = $(BIN)/torchrun --nproc-per-node 2 -m heedful.train --set optim.precision=$(DECIDER_PRECISION)
 
 decider: $(TEST_INSTALLED)

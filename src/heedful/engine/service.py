@@ -57,6 +57,22 @@ class NoObserver:
     def finished(self, completion: Completion, request: Request, opened: object) -> None: ...
 
 
+class PassingOn:
+    """Stands between a service and another observer, which it tells all; a kind of it does something beside."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def opened(self) -> object:
+        return self._observer.opened()
+
+    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
+        self._observer.stepped(seconds, new_tokens, num_sequences)
+
+    def finished(self, completion: Completion, request: Request, opened: object) -> None:
+        self._observer.finished(completion, request, opened)
+
+
 @dataclass(eq=False)
 class _Job:
     """A request that is open. `events` and `waiter` belong to the loop, the rest to the engine's thread."""

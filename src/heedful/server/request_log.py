@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TextIO
 
 from heedful.engine.answer import Completion
-from heedful.engine.service import Observer
+from heedful.engine.service import Observer, PassingOn
 from heedful.request import Request
 from heedful.server.failures import Failure
 
@@ -70,20 +70,14 @@ def _shown(text: str) -> str:
     return ascii(text[:LONGEST])[1:-1]
 
 
-class Logged:
-    """An observer between a service and another observer."""
+class Logged(PassingOn):
+    """Logs each answer."""
 
     def __init__(self, observer: Observer, log: RequestLog, model: str) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._log = log
         self._model = model
 
-    def opened(self) -> object:
-        return self._observer.opened()
-
-    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
-        self._observer.stepped(seconds, new_tokens, num_sequences)
-
     def finished(self, completion: Completion, request: Request, opened: object) -> None:
-        self._observer.finished(completion, request, opened)
+        super().finished(completion, request, opened)
         self._log.answered(self._model, completion)

@@ -36,7 +36,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _body_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), transport
         super().connection_made(transport)
         self._expect_the_rest(HEADER_SECONDS)
 

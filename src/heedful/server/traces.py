@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from heedful.engine.answer import Completion
-from heedful.engine.service import Observer
+from heedful.engine.service import Observer, PassingOn
 from heedful.request import Request
 
 
@@ -39,13 +39,13 @@ def caller(headers: Mapping[str, str]) -> Iterator[None]:
         context.detach(token)
 
 
-class Traces:
-    """An observer that passes on what it is told, and makes a span of every answer."""
+class Traces(PassingOn):
+    """Makes a span of every answer."""
 
     def __init__(self, observer: Observer) -> None:
         from opentelemetry import context, trace
 
-        self._observer = observer
+        super().__init__(observer)
         self._current = context.get_current
         self._tracer = trace.get_tracer("heedful")
 
@@ -53,11 +53,8 @@ class Traces:
         """The caller's context; kept by the service until the answer has ended."""
         return self._current()
 
-    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
-        self._observer.stepped(seconds, new_tokens, num_sequences)
-
     def finished(self, completion: Completion, request: Request, opened: Any) -> None:
-        self._observer.finished(completion, request, opened)
+        super().finished(completion, request, opened)
         ended = time.time_ns()
         began = ended - int(completion.receipt.seconds.total * 1e9)
         span = self._tracer.start_span("heedful.answer", context=opened, start_time=began)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from heedful.engine.answer import Completion
 from heedful.engine.llm import LLM
-from heedful.engine.service import Observer
+from heedful.engine.service import Observer, PassingOn
 from heedful.errors import EngineStopped
 from heedful.request import Request
 from heedful.server.bodies import json_response, read_body, until_hangup
@@ -99,22 +99,16 @@ class Views:
         return self._pages.get(name)
 
 
-class Kept:
-    """An observer between a service and another one, which keeps whole answers for a while."""
+class Kept(PassingOn):
+    """Keeps whole answers for a while."""
 
     def __init__(self, observer: Observer, model: str, views: Views) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._model = model
         self._views = views
 
-    def opened(self) -> object:
-        return self._observer.opened()
-
-    def stepped(self, seconds: float, new_tokens: int, num_sequences: int) -> None:
-        self._observer.stepped(seconds, new_tokens, num_sequences)
-
     def finished(self, completion: Completion, request: Request, opened: object) -> None:
-        self._observer.finished(completion, request, opened)
+        super().finished(completion, request, opened)
         if completion.finish_reason in ("stop", "length"):
             self._views.keep(Answered(self._model, completion, request))
 
