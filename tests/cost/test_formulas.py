@@ -417,6 +417,9 @@ def test_shape_of_a_config(golden: Path) -> None:
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (4, 4, 1, 16)
     assert dict(shape.windows) == {16: 3, None: 1}
     assert shape.dense_layers == 0  # the one without a window is the last
+    everywhere = replace(config, windows=(None,) * 4)
+    assert Shape.from_config(everywhere).dense_layers == 1
+    assert Shape.from_config(replace(config, windows=(16, None, None, None))).dense_layers == 0
     # q and o: 48 x 64 each, k and v: 48 x 16 each; gate, up and down: 48 x 64 each
     assert shape.linear_weights == 4 * (2 * 48 * 64 + 2 * 48 * 16 + 3 * 48 * 64)
     assert shape.head_weights == 96 * 48
